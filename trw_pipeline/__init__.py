@@ -1,0 +1,58 @@
+"""An asynchronous data pipeline for training on slow samples.
+
+This is the door: every public name has the one path `trw_pipeline.X`. A name is imported when it is first asked for, so
+that a worker process does not import torch because of us.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# A new public name is one line in each of the two tables; tests/test_door.py keeps them equal.
+if TYPE_CHECKING:
+    from trw_pipeline.errors import CheckpointError as CheckpointError
+    from trw_pipeline.errors import ClosedError as ClosedError
+    from trw_pipeline.errors import CodecError as CodecError
+    from trw_pipeline.errors import ExecutorError as ExecutorError
+    from trw_pipeline.errors import FailedJobError as FailedJobError
+    from trw_pipeline.errors import JobError as JobError
+    from trw_pipeline.errors import MissingExtraError as MissingExtraError
+    from trw_pipeline.errors import TrwError as TrwError
+    from trw_pipeline.errors import WorkerLostError as WorkerLostError
+    from trw_pipeline.errors import WouldBlock as WouldBlock
+    from trw_pipeline.files import safe_filename as safe_filename
+        create_adam_optimizers_scheduler_step_lr_fn as create_adam_optimizers_scheduler_step_lr_fn,
+    )
+        create_sgd_optimizers_scheduler_step_lr_fn as create_sgd_optimizers_scheduler_step_lr_fn,
+    )
+
+_FILE_OF = {
+    "CheckpointError": "errors",
+    "ClosedError": "errors",
+    "CodecError": "errors",
+    "ExecutorError": "errors",
+    "FailedJobError": "errors",
+    "JobError": "errors",
+    "MissingExtraError": "errors",
+    "TrwError": "errors",
+    "WorkerLostError": "errors",
+    "WouldBlock": "errors",
+    "safe_filename": "files",
+}
+
+__version__ = "0.1.0"
+__all__ = sorted(_FILE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    file = _FILE_OF.get(name)
+    if file is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{file}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
