@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 # A new public name is one line in each of the two tables; tests/test_door.py keeps them equal.
 if TYPE_CHECKING:
+    from trw_pipeline.batches.collate import collate_dicts as collate_dicts
+    from trw_pipeline.batches.collate import collate_list_of_dicts as collate_list_of_dicts
+    from trw_pipeline.batches.collate import default_collate_fn as default_collate_fn
+    from trw_pipeline.batches.device import get_device as get_device
+    from trw_pipeline.batches.device import to_value as to_value
+    from trw_pipeline.batches.device import transfer_batch_to_device as transfer_batch_to_device
+    from trw_pipeline.batches.length import len_batch as len_batch
     from trw_pipeline.errors import CheckpointError as CheckpointError
     from trw_pipeline.errors import ClosedError as ClosedError
     from trw_pipeline.errors import CodecError as CodecError
@@ -38,7 +45,14 @@ _FILE_OF = {
     "TrwError": "errors",
     "WorkerLostError": "errors",
     "WouldBlock": "errors",
+    "collate_dicts": "batches.collate",
+    "collate_list_of_dicts": "batches.collate",
+    "default_collate_fn": "batches.collate",
+    "get_device": "batches.device",
+    "len_batch": "batches.length",
     "safe_filename": "files",
+    "to_value": "batches.device",
+    "transfer_batch_to_device": "batches.device",
 }
 
 __version__ = "0.1.0"

@@ -1,0 +1,92 @@
+"""How many samples a batch holds, and in which of its features. Imports no torch: a worker may need it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def holds_samples(value: Any) -> bool:
+    """Tells whether a feature's value has one entry for each sample.
+
+    Returns:
+        True for a list, and for a NumPy array or torch tensor of at least one dimension. All else is batch-wide:
+        numbers, strings, tuples, mappings, callables, None, arrays and tensors without dimensions.
+    """
+    if isinstance(value, list):
+        return True
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    # Nobody can hand us a tensor unless torch is loaded, so there is no need to load it to ask.
+    tensor_type = getattr(sys.modules.get("torch"), "Tensor", ())
+    return isinstance(value, tensor_type) and value.dim() > 0
+
+
+def len_batch(batch: Any, *, shared_features: Collection[str] = ()) -> int:
+    """Counts the samples of a batch or split.
+
+    >>> len_batch({"name": "mnist", "image": np.zeros((5, 28, 28)), "target": [0, 1, 2, 3, 4]})
+    5
+
+    Args:
+        batch: a mapping from feature name to value; or a list (any sequence but a string), array or tensor.
+        shared_features: names of features that hold one value for the whole batch, and so do not count.
+
+    Returns:
+        The length of the first feature, in the mapping's order, whose value is a list or an array or tensor of at
+        least one dimension; 0 if there is none. Of a list, array or tensor: its own length. That the other features
+        have the same length is not checked here, see `per_sample_features`.
+
+    Raises:
+        TypeError: `batch` is neither a mapping nor something that holds samples.
+    """
+    if isinstance(batch, Mapping):
+        shared = feature_names(shared_features)
+        return next((len(value) for name, value in batch.items() if name not in shared and holds_samples(value)), 0)
+    if holds_samples(batch) or (isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))):
+        return len(batch)
+    raise TypeError(f"a batch must be a mapping, a list, an array or a tensor, got {type(batch).__name__}")
+
+
+def per_sample_features(batch: Mapping[str, Any], shared_features: Collection[str] = ()) -> list[str]:
+    """Names the features that have one entry for each sample, and checks that they agree on how many there are.
+
+    Args:
+        batch: feature name -> value.
+        shared_features: names of features that hold one value for the whole batch although it is a list, an array or
+            a tensor. Names that the batch has not are ignored.
+
+    Returns:
+        The names, in the order of the batch.
+
+    Raises:
+        ValueError: two of the features differ in length; both names and lengths are given.
+        TypeError: `batch` is not a mapping, or `shared_features` is one string.
+    """
+    require_mapping(batch, "a batch")
+    shared = feature_names(shared_features)
+    names = [name for name, value in batch.items() if name not in shared and holds_samples(value)]
+    for name in names[1:]:
+        if len(batch[name]) != len(batch[names[0]]):
+            raise ValueError(
+                f"every feature must have one entry for each sample, but feature {names[0]!r} has "
+                f"{len(batch[names[0]])} and feature {name!r} has {len(batch[name])}; "
+                f"name a feature that belongs to the whole batch in shared_features"
+            )
+    return names
+
+
+def require_mapping(value: Any, what: str) -> None:
+    """Raises TypeError unless `value` is a mapping; `what` names it in the message."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a mapping from feature name to value, got {type(value).__name__}")
+
+
+def feature_names(shared_features: Collection[str]) -> Collection[str]:
+    """Gives the names back; raises TypeError for a single string, the likely slip."""
+    if isinstance(shared_features, str):  # `in` would look for parts of the string
+        raise TypeError(f"shared_features must be a list or tuple of names, got the string {shared_features!r}")
+    return shared_features
