@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from trw_pipeline.errors import WorkerLostError as WorkerLostError
     from trw_pipeline.errors import WouldBlock as WouldBlock
     from trw_pipeline.files import safe_filename as safe_filename
+    from trw_pipeline.sequences.samplers import Sampler as Sampler
+    from trw_pipeline.sequences.samplers import SamplerClassResampling as SamplerClassResampling
+    from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
+    from trw_pipeline.sequences.samplers import SamplerSequential as SamplerSequential
+    from trw_pipeline.sequences.samplers import SamplerSubsetRandom as SamplerSubsetRandom
         create_adam_optimizers_scheduler_step_lr_fn as create_adam_optimizers_scheduler_step_lr_fn,
     )
         create_sgd_optimizers_scheduler_step_lr_fn as create_sgd_optimizers_scheduler_step_lr_fn,
@@ -42,6 +47,11 @@ _FILE_OF = {
     "FailedJobError": "errors",
     "JobError": "errors",
     "MissingExtraError": "errors",
+    "Sampler": "sequences.samplers",
+    "SamplerClassResampling": "sequences.samplers",
+    "SamplerRandom": "sequences.samplers",
+    "SamplerSequential": "sequences.samplers",
+    "SamplerSubsetRandom": "sequences.samplers",
     "TrwError": "errors",
     "WorkerLostError": "errors",
     "WouldBlock": "errors",

@@ -1,0 +1,1 @@
+"""The algebra: every recipe and verb in `sequence`, one engine file for each iterator, and the samplers."""
