@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from trw_pipeline.errors import WorkerLostError as WorkerLostError
     from trw_pipeline.errors import WouldBlock as WouldBlock
     from trw_pipeline.files import safe_filename as safe_filename
+    from trw_pipeline.outputs.classification import OutputClassification as OutputClassification
+    from trw_pipeline.outputs.metrics import Metric as Metric
+    from trw_pipeline.outputs.metrics import default_classification_metrics as default_classification_metrics
+    from trw_pipeline.outputs.output import Output as Output
     from trw_pipeline.sequences.samplers import Sampler as Sampler
     from trw_pipeline.sequences.samplers import SamplerClassResampling as SamplerClassResampling
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     )
         create_sgd_optimizers_scheduler_step_lr_fn as create_sgd_optimizers_scheduler_step_lr_fn,
     )
+    from trw_pipeline.typing import default_sample_uid_name as default_sample_uid_name
 
 _FILE_OF = {
     "CheckpointError": "errors",
@@ -46,7 +51,10 @@ _FILE_OF = {
     "ExecutorError": "errors",
     "FailedJobError": "errors",
     "JobError": "errors",
+    "Metric": "outputs.metrics",
     "MissingExtraError": "errors",
+    "Output": "outputs.output",
+    "OutputClassification": "outputs.classification",
     "Sampler": "sequences.samplers",
     "SamplerClassResampling": "sequences.samplers",
     "SamplerRandom": "sequences.samplers",
@@ -57,7 +65,9 @@ _FILE_OF = {
     "WouldBlock": "errors",
     "collate_dicts": "batches.collate",
     "collate_list_of_dicts": "batches.collate",
+    "default_classification_metrics": "outputs.metrics",
     "default_collate_fn": "batches.collate",
+    "default_sample_uid_name": "typing",
     "get_device": "batches.device",
     "len_batch": "batches.length",
     "safe_filename": "files",

@@ -14,6 +14,9 @@ Item: TypeAlias = Any
 Key: TypeAlias = tuple[int, ...]
 """Where an item stands at its source: its index, and one more number for each list it was unrolled from."""
 
+default_sample_uid_name = "sample_uid"
+"""Name of the feature that identifies a sample."""
+
 Split: TypeAlias = Iterable[Batch]
 """One epoch of "train", "valid" or "test"."""
 

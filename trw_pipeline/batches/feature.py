@@ -11,12 +11,10 @@ import torch
 
 from trw_pipeline.batches.length import holds_samples, len_batch
 from trw_pipeline.batches.tensors import torch_dtype
+from trw_pipeline.typing import default_sample_uid_name
 
 Kind: TypeAlias = Literal["number", "array", "list", "mapping", "callable", "object"]
 """A Python or NumPy scalar, or an array or tensor without dimensions; an array or tensor with some; and so on."""
-
-_SAMPLE_UID = "sample_uid"
-"""The feature that names samples in errors."""
 
 
 def kinds_of(values: Sequence[Any]) -> set[Kind]:
@@ -142,12 +140,12 @@ def different_features(
 
 
 def _sample(number: int, batch: Mapping[str, Any], place: int) -> str:
-    uid: Any = batch.get(_SAMPLE_UID)
+    uid: Any = batch.get(default_sample_uid_name)
     if holds_samples(uid):
         uid = uid[place] if place < len(uid) else None
     if uid is None:
         return f"sample {number}"
-    return f"sample {number} ({_SAMPLE_UID} {uid.item() if hasattr(uid, 'item') else uid!r})"
+    return f"sample {number} ({default_sample_uid_name} {uid.item() if hasattr(uid, 'item') else uid!r})"
 
 
 def _described(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""Heads: what judges one tensor of the model."""
