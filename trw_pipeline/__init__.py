@@ -38,13 +38,30 @@ if TYPE_CHECKING:
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
     from trw_pipeline.sequences.samplers import SamplerSequential as SamplerSequential
     from trw_pipeline.sequences.samplers import SamplerSubsetRandom as SamplerSubsetRandom
+    from trw_pipeline.training.callback import Callback as Callback
+    from trw_pipeline.training.loop import create_losses_fn as create_losses_fn
+    from trw_pipeline.training.loop import default_sum_all_losses as default_sum_all_losses
+    from trw_pipeline.training.loop import epoch_train_eval as epoch_train_eval
+    from trw_pipeline.training.loop import eval_loop as eval_loop
+    from trw_pipeline.training.loop import train_loop as train_loop
+    from trw_pipeline.training.loop import trainer_callbacks_per_batch as trainer_callbacks_per_batch
+    from trw_pipeline.training.optimizers import create_adam_optimizers_fn as create_adam_optimizers_fn
+    from trw_pipeline.training.optimizers import (
         create_adam_optimizers_scheduler_step_lr_fn as create_adam_optimizers_scheduler_step_lr_fn,
     )
+    from trw_pipeline.training.optimizers import create_optimizers_fn as create_optimizers_fn
+    from trw_pipeline.training.optimizers import create_scheduler_step_lr as create_scheduler_step_lr
+    from trw_pipeline.training.optimizers import create_sgd_optimizers_fn as create_sgd_optimizers_fn
+    from trw_pipeline.training.optimizers import (
         create_sgd_optimizers_scheduler_step_lr_fn as create_sgd_optimizers_scheduler_step_lr_fn,
     )
+    from trw_pipeline.training.optimizers import set_optimizer_learning_rate as set_optimizer_learning_rate
+    from trw_pipeline.training.options import create_default_options as create_default_options
+    from trw_pipeline.training.run import Run as Run
     from trw_pipeline.typing import default_sample_uid_name as default_sample_uid_name
 
 _FILE_OF = {
+    "Callback": "training.callback",
     "CheckpointError": "errors",
     "ClosedError": "errors",
     "CodecError": "errors",
@@ -55,6 +72,7 @@ _FILE_OF = {
     "MissingExtraError": "errors",
     "Output": "outputs.output",
     "OutputClassification": "outputs.classification",
+    "Run": "training.run",
     "Sampler": "sequences.samplers",
     "SamplerClassResampling": "sequences.samplers",
     "SamplerRandom": "sequences.samplers",
@@ -65,13 +83,27 @@ _FILE_OF = {
     "WouldBlock": "errors",
     "collate_dicts": "batches.collate",
     "collate_list_of_dicts": "batches.collate",
+    "create_adam_optimizers_fn": "training.optimizers",
+    "create_adam_optimizers_scheduler_step_lr_fn": "training.optimizers",
+    "create_default_options": "training.options",
+    "create_losses_fn": "training.loop",
+    "create_optimizers_fn": "training.optimizers",
+    "create_scheduler_step_lr": "training.optimizers",
+    "create_sgd_optimizers_fn": "training.optimizers",
+    "create_sgd_optimizers_scheduler_step_lr_fn": "training.optimizers",
     "default_classification_metrics": "outputs.metrics",
     "default_collate_fn": "batches.collate",
     "default_sample_uid_name": "typing",
+    "default_sum_all_losses": "training.loop",
+    "epoch_train_eval": "training.loop",
+    "eval_loop": "training.loop",
     "get_device": "batches.device",
     "len_batch": "batches.length",
     "safe_filename": "files",
+    "set_optimizer_learning_rate": "training.optimizers",
     "to_value": "batches.device",
+    "train_loop": "training.loop",
+    "trainer_callbacks_per_batch": "training.loop",
     "transfer_batch_to_device": "batches.device",
 }
 
