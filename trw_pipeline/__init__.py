@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from trw_pipeline.batches.device import to_value as to_value
     from trw_pipeline.batches.device import transfer_batch_to_device as transfer_batch_to_device
     from trw_pipeline.batches.length import len_batch as len_batch
+    from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
+    from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
+    from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
+    from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
+    from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
     from trw_pipeline.errors import CheckpointError as CheckpointError
     from trw_pipeline.errors import ClosedError as ClosedError
     from trw_pipeline.errors import CodecError as CodecError
@@ -62,6 +67,11 @@ if TYPE_CHECKING:
 
 _FILE_OF = {
     "Callback": "training.callback",
+    "CallbackEpochSummary": "callbacks.epoch_summary",
+    "CallbackExportHistory": "callbacks.export_history",
+    "CallbackProgressBar": "callbacks.progress_bar",
+    "CallbackSaveLastModel": "callbacks.save_last_model",
+    "CallbackTrainLog": "callbacks.train_log",
     "CheckpointError": "errors",
     "ClosedError": "errors",
     "CodecError": "errors",

@@ -1,0 +1,1 @@
+"""Callbacks, one file each."""

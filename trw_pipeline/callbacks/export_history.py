@@ -1,0 +1,78 @@
+"""The history as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trw_pipeline.files import safe_filename
+from trw_pipeline.reporting.history_plot import Curve, plot_history
+from trw_pipeline.training.callback import Callback
+from trw_pipeline.training.history import History
+from trw_pipeline.training.options import Options
+
+
+class CallbackExportHistory(Callback):
+    """Plots each metric over the epochs, the splits of a dataset together.
+
+    Writes `<run folder>/<export_dirname>/<dataset>_<output>_<metric>.png`, each name without special characters.
+
+    Args:
+        export_dirname: folder of the plots, in the run folder.
+        metrics_to_report: names of the metrics to plot. None: all of them, with those of the output `info`.
+    """
+
+    def __init__(self, export_dirname: str = "history", metrics_to_report: Collection[str] | None = None) -> None:
+        self.export_dirname = export_dirname
+        self.metrics_to_report = metrics_to_report
+
+    def __call__(
+        self,
+        options: Options,
+        history: History,
+        model: nn.Module,
+        losses: Any,
+        outputs: Any,
+        datasets: Any,
+        datasets_infos: Any,
+        callbacks_per_batch: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Plot the history.
+
+        Args:
+            options: has the run folder.
+            history: what to plot; the entry of a final evaluation is the last point.
+            model: not used.
+            losses: not used.
+            outputs: not used.
+            datasets: not used.
+            datasets_infos: not used.
+            callbacks_per_batch: not used.
+            **kwargs: not used.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        folder = Path(options["workflow_options"]["current_logging_directory"]) / self.export_dirname
+        for (dataset, output, metric), curves in _curves(history).items():
+            if self.metrics_to_report is None or metric in self.metrics_to_report:
+                folder.mkdir(exist_ok=True)
+                path = folder / f"{safe_filename(f'{dataset}_{output}_{metric}')}.png"
+                plot_history(path, curves, title=f"{dataset}: {output}", ylabel=metric)
+
+
+def _curves(history: History) -> dict[tuple[str, str, str], dict[str, Curve]]:
+    """(dataset, output, metric) -> split -> points (epoch, value)."""
+    curves: dict[tuple[str, str, str], dict[str, Curve]] = {}
+    for epoch, datasets in enumerate(history):
+        for dataset, splits in datasets.items():
+            for split, outputs in splits.items():
+                for output, metrics in outputs.items():
+                    for metric, value in metrics.items():
+                        plot = curves.setdefault((dataset, output, metric), {})
+                        plot.setdefault(split, []).append((epoch, value))
+    return curves
