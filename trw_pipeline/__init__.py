@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
     from trw_pipeline.sequences.samplers import SamplerSequential as SamplerSequential
     from trw_pipeline.sequences.samplers import SamplerSubsetRandom as SamplerSubsetRandom
+    from trw_pipeline.trainer import Trainer as Trainer
+    from trw_pipeline.trainer import default_per_epoch_callbacks as default_per_epoch_callbacks
+    from trw_pipeline.trainer import default_post_training_callbacks as default_post_training_callbacks
+    from trw_pipeline.trainer import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.training.callback import Callback as Callback
     from trw_pipeline.training.loop import create_losses_fn as create_losses_fn
     from trw_pipeline.training.loop import default_sum_all_losses as default_sum_all_losses
@@ -88,6 +92,7 @@ _FILE_OF = {
     "SamplerRandom": "sequences.samplers",
     "SamplerSequential": "sequences.samplers",
     "SamplerSubsetRandom": "sequences.samplers",
+    "Trainer": "trainer",
     "TrwError": "errors",
     "WorkerLostError": "errors",
     "WouldBlock": "errors",
@@ -103,6 +108,9 @@ _FILE_OF = {
     "create_sgd_optimizers_scheduler_step_lr_fn": "training.optimizers",
     "default_classification_metrics": "outputs.metrics",
     "default_collate_fn": "batches.collate",
+    "default_per_epoch_callbacks": "trainer",
+    "default_post_training_callbacks": "trainer",
+    "default_pre_training_callbacks": "trainer",
     "default_sample_uid_name": "typing",
     "default_sum_all_losses": "training.loop",
     "epoch_train_eval": "training.loop",

@@ -1,0 +1,142 @@
+"""How a training ends that does not end well."""
+
+import csv
+
+import pytest
+import torch
+from toy_trainer import Net, batches, broken, datasets, fitting_in, sgd, trainer
+
+from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.training.callback import HOOKS, Callback
+from trw_pipeline.training.options import create_default_options
+
+
+@pytest.fixture
+def fit(tmp_path):
+    return fitting_in(tmp_path)
+
+
+class Ended(Callback):
+    """Notes how the training ended for it."""
+
+    def __init__(self):
+        self.ends = []
+
+    def on_fit_end(self, run):
+        self.ends.append("fit_end")
+
+    def on_exception(self, run):
+        self.ends.append(("exception", type(run.error)))
+
+
+def test_a_callback_that_fails_is_named_the_rows_before_it_are_on_disk_and_all_others_are_told(fit, tmp_path):
+    class FailsTwice(Callback):
+        def on_epoch_end(self, run):
+            if run.epoch == 2:
+                raise OSError("disk full")
+
+        def on_exception(self, run):
+            raise ValueError("second error")
+
+    before, after = Ended(), Ended()
+    with pytest.raises(OSError, match="disk full") as caught:
+        fit(trainer(CallbackTrainLog(), before, FailsTwice(), after), num_epochs=5)
+    assert "FailsTwice at on_epoch_end, epoch 2" in caught.value.__notes__[0]
+    assert before.ends == after.ends == [("exception", OSError)]
+    with (tmp_path / "default_r0" / "trainlog.csv").open(newline="") as file:
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook != "on_exception"])
+def test_an_interrupt_anywhere_is_raised_again_after_all_are_told(fit, hook):
+    ended = Ended()
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer(ended, broken(KeyboardInterrupt(), hook)), num_epochs=1)
+    assert ended.ends[-1] == ("exception", KeyboardInterrupt)
+
+
+def test_an_interrupt_in_the_model_is_raised_again_after_all_are_told(fit):
+    class Interrupted(Net):
+        def forward(self, batch):
+            raise KeyboardInterrupt
+
+    ended = Ended()
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer(ended), model_fn=lambda options: Interrupted())
+    assert ended.ends == [("exception", KeyboardInterrupt)]
+
+
+def test_iterators_are_closed_and_datasets_are_not_when_the_training_fails(fit):
+    closed = []
+
+    class Source:
+        def __iter__(self):
+            try:
+                yield from batches(4)
+            finally:
+                closed.append("iterator")
+
+        def close(self):
+            closed.append("dataset")
+
+    with pytest.raises(OSError, match="disk"):
+        fit(trainer(broken(OSError("disk"), "on_loss")), inputs=lambda: {"d": {"train": Source()}})
+    assert closed == ["iterator"]
+
+
+def test_a_training_split_without_batches_is_an_error_that_names_it(fit):
+    with pytest.raises(ValueError, match="d/train"):
+        fit(trainer(), inputs=lambda: {"d": {"train": [], "valid": batches(2)}})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "finding"),
+    [
+        ([], TypeError, "list"),
+        ({}, ValueError, "got none"),
+        ({"d": [1]}, TypeError, "dataset 'd'.*list"),
+        (({"d": 3}, {}), TypeError, "dataset 'd'.*int"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused(fit, inputs, error, finding):
+    with pytest.raises(error, match=finding):
+        fit(trainer(), inputs=lambda: inputs)
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "finding"),
+    [
+        (torch.optim.SGD([torch.zeros(1)], lr=1.0), TypeError, "SGD"),
+        ((torch.optim.SGD([torch.zeros(1)], lr=1.0), None), TypeError, "optimizers.*SGD"),
+        (({}, 3), TypeError, "schedulers.*int"),
+        (({"other": None}, None), ValueError, r"\['d'\].*\['other'\]"),
+    ],
+)
+def test_optimizers_of_another_kind_are_refused(fit, made, error, finding):
+    with pytest.raises(error, match=finding):
+        fit(trainer(), optimizers_fn=lambda datasets, model: made)
+
+
+def test_a_model_of_another_kind_is_refused(fit):
+    with pytest.raises(TypeError, match=r"model_fn.*int"):
+        fit(trainer(), model_fn=lambda options: 3)
+
+
+def test_a_dataset_without_a_loss_function_is_refused(fit):
+    with pytest.raises(ValueError, match=r"\['d'\]"):
+        fit(trainer(), loss_creator=lambda datasets, losses_fn: {})
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (1.0, TypeError), (True, TypeError)])
+def test_a_bad_evaluation_period_is_refused_before_work_starts(fit, tmp_path, value, error):
+    with pytest.raises(error, match=f"eval_every_X_epoch.*{value}"):
+        fit(trainer(), eval_every_X_epoch=value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_options_are_refused_before_work_starts(tmp_path):
+    options = create_default_options(tmp_path, 1, "cpu")
+    options["training_parameters"]["num_epochs"] = -1
+    with pytest.raises(ValueError, match="num_epochs must be at least 0, got -1"):
+        trainer().fit(options, datasets, lambda options: Net(), sgd)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,326 @@
+"""The trainer: from options and functions to a trained model, with a run folder and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import nn
+
+from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
+from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.files import create_numbered_folder
+from trw_pipeline.training import saved_model
+from trw_pipeline.training.callback import BatchCallback, LossTermsCallback, create_hook_table
+from trw_pipeline.training.loop import (
+    EpochResult,
+    create_losses_fn,
+    default_sum_all_losses,
+    epoch_train_eval,
+    run_keyword,
+    trainer_callbacks_per_batch,
+)
+from trw_pipeline.training.optimizers import Optimizers, Schedulers
+from trw_pipeline.training.options import Options, check_options, copy_options
+from trw_pipeline.training.run import LossFn, OptimizersFn, Run
+from trw_pipeline.training.saved_model import Result
+from trw_pipeline.typing import Datasets
+
+_logger = logging.getLogger(__name__)
+
+CallbacksFn: TypeAlias = Callable[[], Sequence[Any]]
+InputsFn: TypeAlias = Callable[[], "Datasets | tuple[Datasets, Mapping[str, Any]]"]
+LossCreator: TypeAlias = Callable[[Datasets, LossFn], Mapping[str, LossFn]]
+
+
+def default_pre_training_callbacks() -> list[Any]:
+    """Make the callbacks that run before training: none."""
+    return []
+
+
+def default_per_epoch_callbacks(logger: Callable[[str], Any] | None = None) -> list[Any]:
+    """Make the callbacks that run at the end of each epoch: a summary, and a row of `trainlog.csv`.
+
+    Args:
+        logger: takes the text of the summary. None: it is logged.
+
+    Returns:
+        New callbacks.
+    """
+    return [CallbackEpochSummary(logger), CallbackTrainLog()]
+
+
+def default_post_training_callbacks() -> list[Any]:
+    """Make the callbacks that run after training: plots of the history, and the model as `last.model`."""
+    return [CallbackExportHistory(), CallbackSaveLastModel()]
+
+
+class Trainer:
+    """Trains models. A trainer keeps nothing from one `fit` to the next.
+
+    Every `..._fn` is called once in each `fit`, without arguments, and gives new callbacks; None stands for none.
+
+    Args:
+        callbacks_per_batch_fn: gives functions of (dataset name, split name, batch), called before the model sees the
+            batch; they may edit it. StopIteration of one ends the split.
+        callbacks_per_batch_loss_terms_fn: gives functions of (dataset name, split name, batch, loss terms), called when
+            the batch is done. StopIteration of one ends the split.
+        callbacks_per_epoch_fn: gives `Callback`s, whose hooks all run, or anything with the signature of
+            `Callback.__call__`, which runs at the end of each epoch.
+        callbacks_pre_training_fn: gives the same, run once before training.
+        callbacks_post_training_fn: gives the same, run once after training and final evaluation.
+        trainer_callbacks_per_batch: the last function that sees each batch before the model; or None.
+        run_epoch_fn: called like `epoch_train_eval`, with the keyword `run` if it takes that. One that does not hand
+            `run` on runs its epochs without the hooks of splits and batches.
+    """
+
+    save_model = staticmethod(saved_model.save_model)
+    load_model = staticmethod(saved_model.load_model)
+
+    def __init__(
+        self,
+        callbacks_per_batch_fn: Callable[[], Sequence[BatchCallback]] | None = None,
+        callbacks_per_batch_loss_terms_fn: Callable[[], Sequence[LossTermsCallback]] | None = None,
+        callbacks_per_epoch_fn: CallbacksFn | None = default_per_epoch_callbacks,
+        callbacks_pre_training_fn: CallbacksFn | None = default_pre_training_callbacks,
+        callbacks_post_training_fn: CallbacksFn | None = default_post_training_callbacks,
+        trainer_callbacks_per_batch: BatchCallback | None = trainer_callbacks_per_batch,
+        run_epoch_fn: Callable[..., EpochResult] = epoch_train_eval,
+    ) -> None:
+        self.callbacks_per_batch_fn = callbacks_per_batch_fn
+        self.callbacks_per_batch_loss_terms_fn = callbacks_per_batch_loss_terms_fn
+        self.callbacks_per_epoch_fn = callbacks_per_epoch_fn
+        self.callbacks_pre_training_fn = callbacks_pre_training_fn
+        self.callbacks_post_training_fn = callbacks_post_training_fn
+        self.trainer_callbacks_per_batch = trainer_callbacks_per_batch
+        self.run_epoch_fn = run_epoch_fn
+
+    def fit(
+        self,
+        options: Options,
+        inputs_fn: InputsFn,
+        model_fn: Callable[[Options], nn.Module],
+        optimizers_fn: OptimizersFn | None,
+        losses_fn: LossFn = default_sum_all_losses,
+        loss_creator: LossCreator = create_losses_fn,
+        run_prefix: str = "default",
+        with_final_evaluation: bool = True,
+        eval_every_X_epoch: int = 1,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> tuple[nn.Module, Result]:
+        """Train a model.
+
+        The run gets a new folder `<logging_directory>/<run_prefix>_r<N>`, N being the first number that is free; no
+        folder of an earlier run is touched. There, `trainer.txt` has what the logger `trw_pipeline` lets through: if
+        logging is not configured, records of level INFO and above.
+
+        Epochs count from 0. In each of them, every dataset's train split is trained on; the other splits are evaluated
+        in epoch 0 and whenever (epoch + 1) is a multiple of `eval_every_X_epoch`. The outputs of one epoch that the
+        heads collect must fit into memory.
+
+        Datasets belong to whoever made them and are not closed; the iterators opened here are.
+
+        Args:
+            options: as `create_default_options` makes them. Not changed: the run works with a copy in which
+                `workflow_options` has the number of the run (`trainer_run`) and its folder
+                (`current_logging_directory`).
+            inputs_fn: gives dataset name -> split name -> iterable of batches; or a pair of that and what else is known
+                of the datasets.
+            model_fn: options -> the model: a module that maps a batch to a dict output name -> `Output`.
+            optimizers_fn: (datasets, model) -> dicts of optimizers and of schedulers (or None) by dataset name, as the
+                `create_..._optimizers_fn` do. None, or None for the optimizers: nothing is trained, so there are no
+                epochs, only the final evaluation.
+            losses_fn: (dataset name, batch, loss terms) -> what to optimise.
+            loss_creator: (datasets, losses_fn) -> dataset name -> loss function.
+            run_prefix: first part of the name of the run folder.
+            with_final_evaluation: whether all splits, those trained on too, are evaluated after the last epoch. The
+                history then has one more entry than there were epochs.
+            eval_every_X_epoch: how often to evaluate, at least 1.
+            clock: seconds that never run backwards; every time that is logged comes from it.
+
+        Returns:
+            The model, and a dict of `history` (a list of epoch -> dataset -> split -> output -> metric -> float),
+            `options` (the copy), `outputs` (of the final evaluation, else None) and `datasets_infos`.
+
+        Raises:
+            ValueError, TypeError: an argument, or what a function returned, is not as described; named in the message.
+            BaseException: whatever else ends the training, KeyboardInterrupt too: first the `on_exception` hooks run.
+                The run folder stays.
+        """
+        check_options(options)
+        _check_eval_every(eval_every_X_epoch)
+        options = copy_options(options)
+        workflow = options["workflow_options"]
+        folder, workflow["trainer_run"] = create_numbered_folder(workflow["logging_directory"], run_prefix)
+        workflow["current_logging_directory"] = str(folder)
+        with _logging_to(folder / "trainer.txt"):
+            _logger.info("run folder %s", folder)
+            datasets, datasets_infos = _checked_inputs(inputs_fn())
+            run = self._create_run(options, datasets, datasets_infos, model_fn, optimizers_fn, clock)
+            run.losses = _checked_losses(loss_creator(datasets, losses_fn), datasets)
+            per_batch_terms = _created(self.callbacks_per_batch_loss_terms_fn)
+            try:
+                run.fire("on_fit_start")
+                self._run_epochs(run, per_batch_terms, eval_every_X_epoch)
+                self._run_final_evaluation(run, per_batch_terms, with_final_evaluation)
+                run.fire("on_fit_end")
+            except BaseException as error:
+                # No more than a note in the file: the error itself goes to the caller.
+                _logger.info("the training ended with an error", exc_info=True)
+                run.fire_exception(error)
+                raise
+        return run.model, {
+            "history": run.history,
+            "options": run.options,
+            "outputs": run.outputs,
+            "datasets_infos": run.datasets_infos,
+        }
+
+    def _create_run(
+        self,
+        options: Options,
+        datasets: Datasets,
+        datasets_infos: Mapping[str, Any],
+        model_fn: Callable[[Options], nn.Module],
+        optimizers_fn: OptimizersFn | None,
+        clock: Callable[[], float],
+    ) -> Run:
+        device = torch.device(options["workflow_options"]["device"])
+        model = model_fn(options)
+        if not isinstance(cast("Any", model), nn.Module):
+            raise TypeError(f"model_fn must return a torch.nn.Module, got {type(model).__name__}")
+        model.to(device)
+        optimizers, schedulers = _checked_optimizers(optimizers_fn, datasets, model)
+        per_batch = _created(self.callbacks_per_batch_fn)
+        if self.trainer_callbacks_per_batch is not None:
+            per_batch.append(self.trainer_callbacks_per_batch)
+        return Run(
+            model=model,
+            device=device,
+            options=options,
+            datasets=datasets,
+            datasets_infos=datasets_infos,
+            optimizers=optimizers,
+            optimizers_fn=optimizers_fn,
+            schedulers=schedulers,
+            callbacks_per_batch=per_batch,
+            hooks=create_hook_table(
+                _created(self.callbacks_pre_training_fn),
+                _created(self.callbacks_per_epoch_fn),
+                _created(self.callbacks_post_training_fn),
+            ),
+            clock=clock,
+            log_dir=Path(options["workflow_options"]["current_logging_directory"]),
+            epochs=options["training_parameters"]["num_epochs"] if optimizers is not None else 0,
+        )
+
+    def _run_epochs(self, run: Run, per_batch_terms: list[Any], eval_every: int) -> None:
+        while run.epoch < run.epochs and not run.stop:
+            self._begin_entry(run)
+            run.fire("on_epoch_start")
+            run_eval = run.epoch == 0 or (run.epoch + 1) % eval_every == 0
+            self._run_entry(run, run.optimizers, per_batch_terms, run_eval)
+            run.fire("on_epoch_end")
+            run.epoch += 1
+
+    def _run_final_evaluation(self, run: Run, per_batch_terms: list[Any], wanted: bool) -> None:
+        if wanted:
+            self._begin_entry(run)
+            self._run_entry(run, None, per_batch_terms, run_eval=True)
+        else:
+            run.outputs = None
+
+    def _begin_entry(self, run: Run) -> None:
+        """Begin a new entry of the history, which fills up as splits end."""
+        run.history.append({})
+        run.outputs = {}
+
+    def _run_entry(self, run: Run, optimizers: Optimizers | None, per_batch_terms: list[Any], run_eval: bool) -> None:
+        run.outputs, run.history[-1] = self.run_epoch_fn(
+            run.options,
+            run.datasets,
+            optimizers,
+            run.model,
+            run.losses,
+            run.schedulers,
+            run.history,
+            run.callbacks_per_batch,
+            per_batch_terms,
+            run_eval,
+            **run_keyword(self.run_epoch_fn, run),
+        )
+
+
+def _created(callbacks_fn: Callable[[], Sequence[Any]] | None) -> list[Any]:
+    return [] if callbacks_fn is None else list(callbacks_fn())
+
+
+def _check_eval_every(eval_every: Any) -> None:
+    if not isinstance(eval_every, int) or isinstance(eval_every, bool):
+        raise TypeError(f"eval_every_X_epoch must be an int, got {eval_every!r}")
+    if eval_every < 1:
+        raise ValueError(f"eval_every_X_epoch must be at least 1, got {eval_every}")
+
+
+def _checked_inputs(inputs: Any) -> tuple[Datasets, Mapping[str, Any]]:
+    datasets, datasets_infos = inputs if isinstance(inputs, tuple) and len(inputs) == 2 else (inputs, {})
+    if not isinstance(datasets, Mapping):
+        raise TypeError(f"inputs_fn must return a mapping of datasets, got {type(datasets).__name__}")
+    if not datasets:
+        raise ValueError("inputs_fn must return at least one dataset, got none")
+    for dataset_name, dataset in cast("Mapping[Any, Any]", datasets).items():
+        if not isinstance(dataset, Mapping):
+            raise TypeError(f"the dataset {dataset_name!r} must be a mapping of splits, got {type(dataset).__name__}")
+    return cast("Datasets", datasets), {} if datasets_infos is None else datasets_infos
+
+
+def _checked_optimizers(
+    optimizers_fn: OptimizersFn | None, datasets: Datasets, model: nn.Module
+) -> tuple[Optimizers | None, Schedulers | None]:
+    made: Any = (None, None) if optimizers_fn is None else optimizers_fn(datasets, model)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise TypeError(f"optimizers_fn must return (optimizers, schedulers), got {type(made).__name__}")
+    for kind, by_dataset in zip(("optimizers", "schedulers"), made, strict=True):
+        if by_dataset is not None and not isinstance(by_dataset, Mapping):
+            raise TypeError(f"the {kind} must be a mapping by dataset name or None, got {type(by_dataset).__name__}")
+        unknown = sorted(set(by_dataset or ()) - set(datasets))
+        if unknown:
+            raise ValueError(f"the {kind} must be named like datasets ({sorted(datasets)}), got {unknown}")
+    return made
+
+
+def _checked_losses(losses: Mapping[str, LossFn], datasets: Datasets) -> Mapping[str, LossFn]:
+    missing = sorted(set(datasets) - set(losses))
+    if missing:
+        raise ValueError(f"loss_creator must return a loss function for each dataset, got none for {missing}")
+    return losses
+
+
+@contextmanager
+def _logging_to(path: Path) -> Generator[None, None, None]:
+    """Write the records of the package to a file, and leave its logger as it was, whatever happens.
+
+    Where nobody has configured logging, nothing below WARNING would come through, and the file would be empty; nobody
+    else sees the records that the lower level lets through then.
+    """
+    logger = logging.getLogger("trw_pipeline")
+    level = logger.level
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    if level == logging.NOTSET and not logging.getLogger().handlers:
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+        handler.close()
