@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from trw_pipeline.errors import TrwError as TrwError
     from trw_pipeline.errors import WorkerLostError as WorkerLostError
     from trw_pipeline.errors import WouldBlock as WouldBlock
+    from trw_pipeline.executors.failures import Failure as Failure
+    from trw_pipeline.executors.job import Result as Result
+    from trw_pipeline.executors.job_executor import JobExecutor as JobExecutor
     from trw_pipeline.files import safe_filename as safe_filename
     from trw_pipeline.outputs.classification import OutputClassification as OutputClassification
     from trw_pipeline.outputs.metrics import Metric as Metric
@@ -81,11 +84,14 @@ _FILE_OF = {
     "CodecError": "errors",
     "ExecutorError": "errors",
     "FailedJobError": "errors",
+    "Failure": "executors.failures",
     "JobError": "errors",
+    "JobExecutor": "executors.job_executor",
     "Metric": "outputs.metrics",
     "MissingExtraError": "errors",
     "Output": "outputs.output",
     "OutputClassification": "outputs.classification",
+    "Result": "executors.job",
     "Run": "training.run",
     "Sampler": "sequences.samplers",
     "SamplerClassResampling": "sequences.samplers",

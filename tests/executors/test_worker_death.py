@@ -1,0 +1,472 @@
+"""Dying workers: nothing is lost in silence, nothing waits for ever, and the pool lives on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from trw_pipeline.errors import ExecutorError, WorkerLostError
+from trw_pipeline.executors.job_executor import JobExecutor
+
+
+def dying_once(flag, number=signal.SIGKILL):
+    """Returns a function that kills its worker at item 3, the first time only."""
+
+    def die_once(x):
+        import os
+        import random
+
+        import numpy as np
+
+        if x == 3:
+            try:
+                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), number)
+        return x, random.random(), np.random.random()
+
+    return die_once
+
+
+def dying_always():
+    """Returns a function that kills its worker at item 3. Made here, it travels by value: quicker than this module."""
+
+    def die_at_3(x):
+        import os
+
+        if x == 3:
+            os.kill(os.getpid(), 9)
+        return x
+
+    return die_at_3
+
+
+def test_killed_worker_gives_its_job_back(start_method, executor_of, tmp_path):
+    """DEATH-1: every sample comes once."""
+    executor = executor_of(2, dying_once(str(tmp_path / "flag")), start_method=start_method)
+    for i in range(20):
+        executor.put(i)
+    assert sorted(executor.get(timeout=30).value[0] for _ in range(20)) == list(range(20))
+    assert executor.statistics()["jobs_retried"] >= 1
+
+
+def test_a_job_that_ran_again_is_the_same_to_the_bit(executor_of, tmp_path):
+    undisturbed = executor_of(0, dying_once(str(tmp_path / "flag")), seed=5, in_order=True)
+    (tmp_path / "flag").touch()
+    killed = executor_of(2, dying_once(str(tmp_path / "other flag")), seed=5, in_order=True)
+    drawn = []
+    for executor in (undisturbed, killed):
+        for i in range(8):
+            executor.put(i)
+        drawn.append([executor.get(timeout=30).value for _ in range(8)])
+    assert killed.statistics()["jobs_lost"] >= 1
+    assert drawn[0] == drawn[1]
+
+
+def test_order_is_kept_over_a_death(executor_of, tmp_path):
+    executor = executor_of(2, dying_once(str(tmp_path / "flag")), in_order=True)
+    for i in range(20):
+        executor.put(i)
+    assert [executor.get(timeout=30).value[0] for _ in range(20)] == list(range(20))
+
+
+def test_a_worker_killed_from_outside_is_replaced(executor_of):
+    executor = executor_of(2, lambda x: (x, os.getpid()))
+    executor.put(0)
+    _, pid = executor.get(timeout=30).value
+    os.kill(pid, signal.SIGKILL)
+    for i in range(20):
+        executor.put(i)
+    answers = [executor.get(timeout=30).value for _ in range(20)]
+    assert sorted(x for x, _ in answers) == list(range(20))
+    assert len(executor.pool._seats) == 2
+
+
+def test_a_job_that_kills_every_worker_is_named_with_pid_and_signal(executor_of):
+    executor = executor_of(2, dying_always(), max_retries=1, in_order=True, name="load")
+    for i in range(8):
+        executor.put(i, key=(i,), uid=f"s{i}")
+    results, errors = [], []
+    for _ in range(8):
+        try:
+            results.append(executor.get(timeout=30).value)
+        except WorkerLostError as error:
+            errors.append(error)
+    (error,) = errors
+    assert results == [0, 1, 2, 4, 5, 6, 7]
+    assert (error.ticket, error.key, error.uid, error.stage, error.attempts) == (3, (3,), "s3", "load", 2)
+    assert not psutil.pid_exists(error.pid)
+    assert f"2 attempts; the last one, pid {error.pid}, was ended by SIGKILL (often the out-of-memory" in str(error)
+
+
+@pytest.mark.parametrize("max_retries", [0, 2])
+def test_a_job_gets_max_retries_more_attempts(executor_of, tmp_path, max_retries):
+    log = tmp_path / "log"
+
+    def note_and_die(x):
+        with log.open("a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    executor = executor_of(1, note_and_die, max_retries=max_retries)
+    executor.put(0)
+    with pytest.raises(WorkerLostError) as caught:
+        executor.get(timeout=30)
+    assert log.read_text() == "x" * (1 + max_retries)
+    assert caught.value.attempts == 1 + max_retries
+
+
+def test_a_lost_job_is_skipped_like_another_failure(executor_of):
+    executor = executor_of(1, dying_always(), max_retries=0, on_error="skip", in_order=True)
+    for i in range(5):
+        executor.put(i, uid=i)
+    assert [executor.get(timeout=30).value for _ in range(4)] == [0, 1, 2, 4]
+    assert [type(failure.error) for failure in executor.failures] == [WorkerLostError]
+
+
+def test_jobs_that_were_done_are_never_blamed_for_a_death(executor_of):
+    """Answers that were sent a moment before may die with the worker: those jobs run again, and count no attempt."""
+    executor = executor_of(1, lambda x: os.kill(os.getpid(), 9) if x == "die" else x, max_retries=0, on_error="return")
+    for round_ in range(10):
+        for x in (*range(round_), "die", 99):
+            executor.put(x)
+    results = [executor.get(timeout=30) for _ in range(45 + 10 + 10)]
+    failed = [result.ticket for result in results if result.error is not None]
+    assert sorted(failed) == [r + sum(x + 2 for x in range(r)) for r in range(10)]
+    assert {result.attempts for result in results} == {1}
+
+
+def test_a_job_that_kills_its_worker_before_anything_is_heard_of_it_is_named(executor_of):
+    executor = executor_of(1, lambda x: os.kill(os.getpid(), 9), max_retries=1)
+    for _ in range(3):
+        executor.put(0)
+        with pytest.raises(WorkerLostError, match="2 attempts"):
+            executor.get(timeout=30)
+
+
+def test_after_a_death_the_pool_is_whole(executor_of):
+    """DEATH-2: the same executor then runs a full epoch with the configured number of workers."""
+
+    def meet(x):
+        if x == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.02)
+        return x, os.getpid()
+
+    executor = executor_of(2, meet, max_retries=0)
+    executor.put("die")
+    with pytest.raises(WorkerLostError):
+        executor.get(timeout=30)
+    for i in range(20):
+        executor.put(i)
+    answers = [executor.get(timeout=30).value for _ in range(20)]
+    assert sorted(x for x, _ in answers) == list(range(20))
+    assert len({pid for _, pid in answers}) == 2
+
+
+def test_after_a_death_and_a_reset_the_pool_is_whole(executor_of):
+    executor = executor_of(2, dying_always(), max_retries=0)
+    executor.put(3)
+    with pytest.raises(WorkerLostError):
+        executor.get(timeout=30)
+    executor.reset()
+    for i in (0, 1, 2):
+        executor.put(i)
+    assert sorted(executor.get(timeout=30).value for _ in range(3)) == [0, 1, 2]
+
+
+def test_jobs_that_waited_at_a_dead_worker_run_at_others_and_count_no_attempt(executor_of):
+    """DEATH-3. All jobs are put before the only worker has said hello, so all of them wait at the one that dies."""
+    executor = executor_of(1, dying_always(), max_retries=0, on_error="return", in_order=True)
+    for i in [3, *range(10, 40)]:
+        executor.put(i)
+    results = [executor.get(timeout=30) for _ in range(31)]
+    assert isinstance(results[0].error, WorkerLostError)
+    assert [result.value for result in results[1:]] == list(range(10, 40))
+    assert {result.attempts for result in results[1:]} == {1}
+
+
+def test_no_message_is_dropped_however_many_wait(executor_of, tmp_path):
+    """DEATH-3: ZeroMQ's own mark is at 1000 messages."""
+    gate = tmp_path / "open"
+
+    def wait_for_gate(x):
+        while not gate.exists():
+            time.sleep(0.005)
+        return x
+
+    executor = executor_of(1, wait_for_gate)
+    executor.put(-1)
+    while executor.pool._seats and not all(seat.ready for seat in executor.pool._seats.values()):
+        executor.poll()
+    for i in range(5000):
+        executor.put(i)
+    gate.touch()
+    assert sorted(executor.get(timeout=30).value for _ in range(5001)) == list(range(-1, 5000))
+
+
+def test_a_death_is_noticed_while_answers_come_without_a_pause(executor_of):
+    """An in-order consumer waits for a job of a dead worker; it must not wait until the other one has nothing to do."""
+    executor = executor_of(2, lambda x: (x, os.getpid()), in_order=False)
+    for i in range(10_000):
+        executor.put(i)
+    _, pid = executor.get(timeout=30).value
+    os.kill(pid, signal.SIGKILL)
+    seen = 1
+    while not executor.statistics()["jobs_lost"]:
+        executor.get(timeout=30)
+        seen += 1
+    rest = [executor.get(timeout=30).value[0] for _ in range(10_000 - seen)]
+    assert len(rest) > 100
+
+
+def test_a_crash_names_its_signal_and_shows_the_python_stack(program):
+    """DEATH-4."""
+    result = program("""
+        import ctypes
+        from trw_pipeline.errors import WorkerLostError
+        from trw_pipeline.executors.job_executor import JobExecutor
+
+        def crash_in_here(x):
+            ctypes.string_at(0)
+
+        with JobExecutor(1, crash_in_here, max_retries=0) as executor:
+            executor.put(1)
+            try:
+                executor.get(timeout=30)
+            except WorkerLostError as error:
+                print(error)
+        """).finish()
+    assert "SIGSEGV" in result.stdout
+    assert "in crash_in_here" in result.stderr
+
+
+def test_a_worker_that_exits_names_its_exit_code(executor_of):
+    executor = executor_of(1, lambda x: os._exit(7), max_retries=0)
+    executor.put(0)
+    with pytest.raises(WorkerLostError, match="ended with exit code 7"):
+        executor.get(timeout=30)
+
+
+@pytest.mark.parametrize("how", ["spawn", "fork", "forkserver"])
+def test_a_death_is_seen_though_a_grandchild_lives_on(how, executor_of, tmp_path):
+    """A process that the job started inherits what the worker had open, also the pipe that tells of its end."""
+    pid_file = tmp_path / "pid"
+
+    def fork_and_die(x):
+        if x == 0 and not pid_file.exists():
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            pid_file.write_text(str(child))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    executor = executor_of(1, fork_and_die, start_method=how)
+    executor.put(0)
+    value = executor.get(timeout=30).value
+    grandchild = psutil.Process(int(pid_file.read_text()))
+    was_alive = grandchild.status() != psutil.STATUS_ZOMBIE
+    grandchild.kill()
+    assert value == 0
+    assert was_alive
+
+
+def test_the_children_of_the_program_may_be_reaped_by_others(executor_of):
+    """A program that ignores SIGCHLD lets the system forget how its children ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        executor = executor_of(1, dying_always(), start_method="fork", max_retries=0)
+        executor.put(3)
+        with pytest.raises(WorkerLostError):
+            executor.get(timeout=30)
+        executor.put(4)
+        assert executor.get(timeout=30).value == 4
+        executor.close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+# Workers that die while starting (HANG-2)
+
+
+def test_a_function_that_can_not_be_imported_there_is_one_error_with_the_traceback(executor_of, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}:\n    raise RuntimeError('not in a worker')\n"
+        "def function(x):\n    return x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from only_here import function
+
+    executor = executor_of(2, function)
+    executor.put(1)
+    with pytest.raises(ExecutorError, match="not in a worker") as caught:
+        executor.get(timeout=30)
+    assert "only_here.py" in str(caught.value)
+    assert "line 3" in str(caught.value)
+
+
+def test_an_exit_in_the_initialiser_is_one_error_with_the_exit_code(executor_of):
+    executor = executor_of(2, lambda x: x, worker_init=lambda: os._exit(3))
+    executor.put(1)
+    with pytest.raises(ExecutorError, match="exit code 3 before they were ready"):
+        executor.get(timeout=30)
+
+
+def test_an_initialiser_that_raises_is_one_error_with_the_traceback(executor_of):
+    def init():
+        raise LookupError("no such licence")
+
+    executor = executor_of(2, lambda x: x, worker_init=init)
+    executor.put(1)
+    with pytest.raises(ExecutorError, match="LookupError: no such licence") as caught:
+        executor.get(timeout=30)
+    assert ", in init" in str(caught.value)
+
+
+def test_the_error_of_the_start_stays(executor_of):
+    executor = executor_of(1, lambda x: x, worker_init=lambda: 1 // 0)
+    executor.put(1)
+    for _ in range(2):
+        with pytest.raises(ExecutorError, match="ZeroDivisionError"):
+            executor.get(timeout=30)
+    assert executor.is_broken
+
+
+def test_a_reset_tries_the_start_again(executor_of, tmp_path):
+    licence = tmp_path / "licence"
+    executor = executor_of(1, lambda x: x, worker_init=lambda: licence.read_text())
+    executor.put(1)
+    with pytest.raises(ExecutorError):
+        executor.get(timeout=30)
+    licence.touch()
+    executor.reset()
+    executor.put(2)
+    assert executor.get(timeout=30).value == 2
+
+
+def test_a_broken_start_always_says_why(executor_of):
+    """The report must get out of a worker that ends right after it has sent it."""
+
+    def reason() -> str:
+        with JobExecutor(1, lambda x: x, worker_init=lambda: 1 // 0) as executor:
+            executor.put(1)
+            with pytest.raises(ExecutorError) as caught:
+                executor.get(timeout=30)
+        return str(caught.value)
+
+    assert all("ZeroDivisionError" in reason() for _ in range(10))
+
+
+# Copies of the program
+
+
+def run_in_copy(function) -> bytes:
+    """Runs a function in a forked copy of this program and returns what it returned."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writable, function())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    os.waitpid(pid, 0)
+    with open(readable, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize(
+    "use", [lambda e: e.put(1), lambda e: e.get(), lambda e: e.reset()], ids=["put", "get", "reset"]
+)
+def test_an_executor_in_a_forked_copy_is_one_clear_error(use, executor_of):
+    executor = executor_of(1, lambda x: x)
+
+    def try_it() -> bytes:
+        try:
+            use(executor)
+        except ExecutorError as error:
+            return str(error).encode()
+        return b"nothing was raised"
+
+    assert b"belongs to another process; make one here" in run_in_copy(try_it)
+
+
+def test_closing_in_a_forked_copy_leaves_the_workers_alone(executor_of):
+    executor = executor_of(1, lambda x: os.getpid())
+    executor.put(0)
+    before = executor.get(timeout=30).value
+    run_in_copy(lambda: executor.close() or b"")
+    executor.put(0)
+    assert executor.get(timeout=30).value == before
+
+
+def test_a_forked_copy_may_have_executors_of_its_own(executor_of):
+    executor = executor_of(1, lambda x: 10 * x)
+    executor.put(1)
+    executor.get(timeout=30)
+
+    def use_another() -> bytes:
+        with JobExecutor(1, lambda x: x + 1) as another:
+            another.put(1)
+            return str(another.get(timeout=30).value).encode()
+
+    assert run_in_copy(use_another) == b"2"
+    executor.put(2)
+    assert executor.get(timeout=30).value == 20
+
+
+def test_a_forked_copy_that_exits_as_usual_leaves_the_workers_alone(program):
+    result = program("""
+        import os, sys
+        from trw_pipeline.executors.job_executor import JobExecutor
+
+        executor = JobExecutor(2, lambda x: os.getpid())
+        executor.put(0)
+        before = executor.get(timeout=30).value
+        if os.fork() == 0:
+            del executor
+            sys.exit(0)
+        os.wait()
+        executor.put(0)
+        print(executor.get(timeout=30).value in [seat.pid for seat in executor.pool._seats.values()])
+        print(executor.statistics()["jobs_lost"])
+        executor.close()
+        """).finish()
+    assert result.stdout.split() == ["True", "0"]
+
+
+@pytest.mark.slow
+def test_jobs_may_have_executors_of_their_own(start_method, executor_of):
+    def nested(x):
+        from trw_pipeline.executors.job_executor import JobExecutor
+
+        with JobExecutor(1, lambda y: y + 1) as inner:
+            inner.put(x)
+            return inner.get(timeout=30).value
+
+    executor = executor_of(1, nested, start_method=start_method)
+    executor.put(1)
+    assert executor.get(timeout=60).value == 2
+
+
+@pytest.mark.slow
+def test_jobs_may_start_processes_of_their_own(executor_of):
+    """PLAT-3: workers are not daemons."""
+
+    def pool_of_processes(x):
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return sum(pool.map(abs, [-x, -x]))
+
+    executor = executor_of(1, pool_of_processes)
+    executor.put(2)
+    assert executor.get(timeout=60).value == 4

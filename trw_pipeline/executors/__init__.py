@@ -1,0 +1,1 @@
+"""Who runs jobs. Imports neither torch nor the sequences."""

@@ -1,0 +1,60 @@
+"""How an object becomes frames, and an object again: the seam where transports differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+Frame: TypeAlias = Any
+"""One buffer: bytes, a memoryview, or a `zmq.Frame`."""
+
+
+class Codec(Protocol):
+    """Turns objects into frames and back. Every frame list is either decoded once or discarded once."""
+
+    def encode(self, obj: Any) -> Sequence[Frame]:
+        """Returns the frames of `obj`; raises CodecError, naming the part, if it can not travel."""
+        ...
+
+    def decode(self, frames: Sequence[Frame]) -> Any:
+        """Returns the object. What it holds stays valid for as long as the object lives."""
+        ...
+
+    def discard(self, frames: Sequence[Frame]) -> None:
+        """Gives up an object that nobody will decode."""
+        ...
+
+    def close(self) -> None:
+        """Frees what is left. Idempotent."""
+        ...
+
+
+class ReferenceCodec:
+    """Hands objects over within one process: a frame holds the number under which the object waits."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Any] = {}
+
+    def encode(self, obj: Any) -> Sequence[Frame]:
+        """Keeps the object until it is decoded or discarded."""
+        number = next(self._numbers)
+        self._waiting[number] = obj
+        return [number.to_bytes(8, "little")]
+
+    def decode(self, frames: Sequence[Frame]) -> Any:
+        """Returns the object itself."""
+        return self._waiting.pop(_number(frames))
+
+    def discard(self, frames: Sequence[Frame]) -> None:
+        """Drops the reference."""
+        self._waiting.pop(_number(frames), None)
+
+    def close(self) -> None:
+        """Drops all references."""
+        self._waiting.clear()
+
+
+def _number(frames: Sequence[Frame]) -> int:
+    return int.from_bytes(bytes(frames[0]), "little")

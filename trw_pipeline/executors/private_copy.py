@@ -1,0 +1,48 @@
+"""A copy of an item that shares no memory with it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, cast
+
+import numpy as np
+
+from trw_pipeline.errors import CodecError
+
+_IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, range, type(...)})
+
+
+def private_copy(obj: Any) -> Any:
+    """Copies an item as a trip to a worker process would.
+
+    Dicts, lists and tuples are copied with what they hold; arrays are copied; tensors are copied without their graph.
+    Anything else goes through `copy.deepcopy`.
+
+    Raises:
+        CodecError: a part can not be copied (a lock, a generator, an open file); the message names it.
+    """
+    return _copied(obj, "item")
+
+
+def _copied(obj: Any, path: str) -> Any:
+    kind = type(obj)
+    if kind in _IMMUTABLE:
+        return obj
+    if kind is np.ndarray and not obj.dtype.hasobject:
+        return obj.copy()
+    if kind is dict:
+        return {key: _copied(value, f"{path}[{key!r}]") for key, value in cast("dict[Any, Any]", obj).items()}
+    if kind is list:
+        return [_copied(value, f"{path}[{i}]") for i, value in enumerate(cast("list[Any]", obj))]
+    if kind is tuple:
+        return tuple(_copied(value, f"{path}[{i}]") for i, value in enumerate(cast("tuple[Any, ...]", obj)))
+    if issubclass(kind, tuple) and hasattr(kind, "_asdict"):  # a namedtuple
+        return kind(**{name: _copied(value, f"{path}.{name}") for name, value in obj._asdict().items()})
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor:
+        return obj.detach().clone()
+    try:
+        return copy.deepcopy(obj)
+    except Exception as error:
+        raise CodecError(f"{path} can not be copied: {type(error).__name__}: {error}") from error

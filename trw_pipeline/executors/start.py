@@ -1,0 +1,196 @@
+"""Starts worker processes: without running the user's main script again, or touching the program's start method."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast, get_args
+
+import multiprocess
+import multiprocess.connection
+import multiprocess.context
+import multiprocess.process
+from multiprocess import forkserver, resource_tracker, spawn
+
+from trw_pipeline.errors import ExecutorError
+from trw_pipeline.executors.door import Door, short_temp_dir
+from trw_pipeline.executors.worker import worker_main
+from trw_pipeline.typing import StartMethod
+
+PRELOAD = ("numpy", "zmq", "trw_pipeline.executors.worker")
+"""What the fork server imports once for all workers. torch is not among them: a worker without it is ready ten times
+sooner and takes a seventh of the memory."""
+
+_multiprocess: Any = multiprocess  # its stubs lack what the default context provides
+_usual: tuple[Any, Any] = (spawn.get_preparation_data, forkserver.connect_to_new_process)
+_lock = threading.Lock()
+_fork_server: Any = None
+
+
+def default_start_method() -> StartMethod:
+    """Returns forkserver where there is one and the platform is Linux, else spawn."""
+    available = _multiprocess.get_all_start_methods()
+    return "forkserver" if sys.platform == "linux" and "forkserver" in available else "spawn"
+
+
+def check_start_method(start_method: str | None) -> StartMethod:
+    """Returns the start method to use.
+
+    Raises:
+        ValueError: there is no such start method, or this platform has not got it.
+    """
+    if start_method is None:
+        return default_start_method()
+    available = _multiprocess.get_all_start_methods()
+    if start_method not in get_args(StartMethod) or start_method not in available:
+        raise ValueError(f"start_method must be one of {available} on this platform, got {start_method!r}")
+    return cast("StartMethod", start_method)
+
+
+class WorkerProcess:
+    """Runs `worker_main(*arguments)` in a process.
+
+    Attributes:
+        pid: of the process.
+        sentinel: a descriptor that becomes readable when the process dies.
+
+    Raises:
+        ExecutorError: the system can not start it.
+    """
+
+    def __init__(self, start_method: StartMethod, name: str, arguments: tuple[Door, bytes, int, Any]) -> None:
+        process: Any = _multiprocess.get_context(start_method).Process(target=_worker, args=arguments, name=name)
+        self._process = process
+        self._pidfd: int | None = None
+        try:
+            with _lock, _our_way_of_starting():
+                if start_method != "fork":
+                    resource_tracker.ensure_running()  # would start with the worker, and then let interrupts through
+                with _interrupts_held():
+                    process.start()
+                # Kept off this list because at exit it is waited for without limit, and because a forked copy of this
+                # program would end our workers when it exits.
+                cast("set[Any]", cast("Any", multiprocess.process)._children).discard(process)
+            # A program that the worker started may inherit the pipe that serves as its sentinel, and outlive it. The
+            # fork server holds that pipe itself, so there it is safe (and a pid may be of somebody else by now).
+            if start_method != "forkserver" and hasattr(os, "pidfd_open"):
+                self._pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            self.end()
+            raise ExecutorError(f"a worker process can not be started ({start_method}): {error}") from error
+        except BaseException:
+            self.end()
+            raise
+        self.pid: int = process.pid
+        self.sentinel: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits for its end."""
+        multiprocess.connection.wait([self.sentinel], timeout_s)
+
+    def kill(self) -> None:
+        """Ends it by force, if it has not ended."""
+        if self._process.pid is not None and self._process.exitcode is None:
+            self._process.kill()
+
+    def end(self) -> int | None:
+        """Ends it by force if it has not ended, frees its descriptors, and returns its exit code, if that is known."""
+        exitcode = None
+        if self._process.pid is not None:
+            self.kill()
+            self._process.join()
+            exitcode = self._process.exitcode
+            with contextlib.suppress(ValueError):  # its exit code went elsewhere, e.g. to an os.wait() of the program
+                self._process.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        return exitcode
+
+
+def one_way_pipe() -> tuple[Any, Any]:
+    """Returns the receiving and the sending end of a pipe that workers can inherit."""
+    return _multiprocess.Pipe(duplex=False)
+
+
+def _worker(*arguments: Any) -> None:
+    worker_main(*arguments, block_until_parent_dies=_wait_for_parents_end)
+
+
+def _wait_for_parents_end() -> None:
+    parent: Any = multiprocess.process.parent_process()
+    signs = [parent.sentinel]
+    # The sentinel is a pipe. A process that the parent forked later has a copy of its end, and may outlive the parent.
+    with contextlib.suppress(OSError, AttributeError):  # dead already: the sentinel tells; no such call here: as well
+        signs.append(os.pidfd_open(parent.pid))
+    multiprocess.connection.wait(signs)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Puts off a Ctrl-C that comes while a child starts.
+
+    The child starts with it blocked: until it has its handler it would end with a traceback of its own. Here a handler
+    remembers it, since blocking it is not enough: the system may hand it to another thread, such as one of BLAS.
+    """
+    came: list[int] = []
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if handler is not None:
+        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _our_way_of_starting() -> Iterator[None]:
+    """Lets a process start without the user's main script, and from a fork server of ours, at a short address.
+
+    `multiprocess` has no argument for any of this, but looks the functions up in their modules at each start. A fork
+    server of our own, because the preload list of the shared one may be somebody else's.
+    """
+    global _fork_server
+    prepare, _ = _usual
+
+    def without_main(name: str) -> dict[str, Any]:
+        data: dict[str, Any] = prepare(name)
+        return {key: value for key, value in data.items() if not key.startswith("init_main")}
+
+    if _fork_server is None:
+        _fork_server = forkserver.ForkServer()
+        _fork_server.set_forkserver_preload(list(PRELOAD))
+    context: Any = multiprocess.context
+    usual_context = context._default_context  # preparing the data of a child settles the program's start method
+    temp_dir, start_method = tempfile.tempdir, usual_context._actual_context
+    tempfile.tempdir = short_temp_dir()
+    spawn.get_preparation_data, forkserver.connect_to_new_process = without_main, _fork_server.connect_to_new_process
+    try:
+        yield
+    finally:
+        tempfile.tempdir, usual_context._actual_context = temp_dir, start_method
+        spawn.get_preparation_data, forkserver.connect_to_new_process = _usual
+
+
+def _after_fork() -> None:
+    """Makes a forked copy start workers of its own: a copy of a held lock is never freed, and the fork server, if it is
+    not the copy's child, can not be asked whether it still runs."""
+    global _lock, _fork_server
+    _lock = threading.Lock()
+    _fork_server = None
+    spawn.get_preparation_data, forkserver.connect_to_new_process = _usual
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
