@@ -41,11 +41,22 @@ if TYPE_CHECKING:
     from trw_pipeline.outputs.metrics import Metric as Metric
     from trw_pipeline.outputs.metrics import default_classification_metrics as default_classification_metrics
     from trw_pipeline.outputs.output import Output as Output
+    from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
+    from trw_pipeline.sequences.iterator import SequenceIterator as SequenceIterator
     from trw_pipeline.sequences.samplers import Sampler as Sampler
     from trw_pipeline.sequences.samplers import SamplerClassResampling as SamplerClassResampling
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
     from trw_pipeline.sequences.samplers import SamplerSequential as SamplerSequential
     from trw_pipeline.sequences.samplers import SamplerSubsetRandom as SamplerSubsetRandom
+    from trw_pipeline.sequences.sequence import Sequence as Sequence
+    from trw_pipeline.sequences.sequence import SequenceArray as SequenceArray
+    from trw_pipeline.sequences.sequence import SequenceAsyncReservoir as SequenceAsyncReservoir
+    from trw_pipeline.sequences.sequence import SequenceBatch as SequenceBatch
+    from trw_pipeline.sequences.sequence import SequenceCollate as SequenceCollate
+    from trw_pipeline.sequences.sequence import SequenceMap as SequenceMap
+    from trw_pipeline.sequences.sequence import SequenceMaxSamples as SequenceMaxSamples
+    from trw_pipeline.sequences.sequence import SequenceReBatch as SequenceReBatch
+    from trw_pipeline.sequences.sequence import SequenceSubBatch as SequenceSubBatch
     from trw_pipeline.trainer import Trainer as Trainer
     from trw_pipeline.trainer import default_per_epoch_callbacks as default_per_epoch_callbacks
     from trw_pipeline.trainer import default_post_training_callbacks as default_post_training_callbacks
@@ -98,6 +109,17 @@ _FILE_OF = {
     "SamplerRandom": "sequences.samplers",
     "SamplerSequential": "sequences.samplers",
     "SamplerSubsetRandom": "sequences.samplers",
+    "Sequence": "sequences.sequence",
+    "SequenceAdaptorTorch": "sequences.adaptor_torch",
+    "SequenceArray": "sequences.sequence",
+    "SequenceAsyncReservoir": "sequences.sequence",
+    "SequenceBatch": "sequences.sequence",
+    "SequenceCollate": "sequences.sequence",
+    "SequenceIterator": "sequences.iterator",
+    "SequenceMap": "sequences.sequence",
+    "SequenceMaxSamples": "sequences.sequence",
+    "SequenceReBatch": "sequences.sequence",
+    "SequenceSubBatch": "sequences.sequence",
     "Trainer": "trainer",
     "TrwError": "errors",
     "WorkerLostError": "errors",

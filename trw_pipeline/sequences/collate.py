@@ -1,0 +1,61 @@
+"""The engine of `SequenceCollate`: a function of the main process over every item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from trw_pipeline.batches.collate import default_collate_fn
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.recipe import Recipe
+from trw_pipeline.sequences.stage import StageRecipe, knowing_shared
+from trw_pipeline.typing import Item
+
+
+class CollateIterator(SequenceIterator):
+    """Calls `collate` with every item of the source; keys and positions are the source's."""
+
+    stage = "collate"
+
+    def __init__(self, source: SequenceIterator, collate: Callable[[Item], Item]) -> None:
+        super().__init__(source)
+        self.has_stable_keys = source.has_stable_keys
+        self._source = source
+        self._collate = collate
+
+    def advance(self) -> KeyedItem:
+        """Returns the next item, collated."""
+        key, item = self._source.advance()
+        return key, without_stop(self._collate, item)
+
+    def position(self) -> State:
+        """Returns the position of the source."""
+        return {"stage": self.stage, "source": self._source.position()}
+
+    def go_to(self, position: State) -> None:
+        """Goes there."""
+        self.check_position(position, "source")
+        self._source.go_to(position["source"])
+
+
+class CollateRecipe(StageRecipe):
+    """The recipe of `SequenceCollate`; see there."""
+
+    def __init__(
+        self, source_split: Recipe, collate_fn: Callable[..., Item] = default_collate_fn, device: Any = None
+    ) -> None:
+        super().__init__(source_split, collate_fn=collate_fn, device=device)
+
+    def open_epoch(self, epoch: Epoch) -> SequenceIterator:
+        """Opens an epoch."""
+        source = self.open_source(epoch)
+        collate, device = self._arguments.values()
+        return CollateIterator(source, partial(knowing_shared(collate, self.shared_features), device=device))
+
+    def __len__(self) -> int:
+        return len(self.source_split)
+
+    def describe_stage(self) -> str:
+        """Returns this stage as one line."""
+        return f"collate(device={self._arguments['device'] or 'cpu'})"

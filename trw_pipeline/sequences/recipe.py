@@ -1,0 +1,315 @@
+"""What every recipe has besides its verbs: seed and epochs, the documented cursor, a position that can be saved."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from trw_pipeline.errors import CheckpointError, ClosedError
+from trw_pipeline.executors.failures import Failure
+from trw_pipeline.executors.private_copy import private_copy
+from trw_pipeline.seeding import fresh_seed
+from trw_pipeline.sequences.iterator import Epoch, PlainIterator, SequenceIterator, State
+from trw_pipeline.typing import Item
+
+STATE_FORMAT = 1
+
+
+class Recipe(ABC):
+    """A recipe for the items of an epoch, perhaps over another recipe.
+
+    Args:
+        source_split: the sequence that this one reads, or None.
+    """
+
+    source_split: Any = None
+    shared_features: tuple[str, ...] = ()
+    batch_wide_features: tuple[str, ...] = ()
+    _seed: int | None = None
+    _next_epoch: int = 0
+    _cursor: Iterator[Item] | None = None
+    _is_closed = False
+
+    def __init__(self, source_split: Any = None) -> None:
+        self.source_split = source_split
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Item]:
+        """Opens the next epoch, independent of every other that is open."""
+
+    def open_epoch(self, epoch: Epoch) -> SequenceIterator:
+        """Opens an epoch for the stage above."""
+        self.check_open()
+        self.set_epoch(epoch.number)
+        return PlainIterator(iter(self))
+
+    @property
+    def source(self) -> Recipe | None:
+        """The recipe below, or None."""
+        return self.source_split if isinstance(self.source_split, Recipe) else None
+
+    @property
+    def number(self) -> int:
+        """Number of the stage in the chain; the source is 0. It keys the stage's random numbers."""
+        return 0 if self.source is None else self.source.number + 1
+
+    # Seed and epochs
+
+    @property
+    def seed(self) -> int:
+        """Seed of the chain: given by `with_seed`, or drawn when it is first needed."""
+        if self.source is not None:
+            return self.source.seed
+        if self._seed is None:
+            self._seed = fresh_seed()
+        return self._seed
+
+    def with_seed(self, seed: int) -> Self:
+        """Returns a chain like this one, with workers of its own, whose random numbers all follow from `seed`."""
+        if self.source is not None:
+            return self.over(self.source.with_seed(seed))
+        other = self.over(self.source_split)
+        other._seed = operator.index(seed)
+        return other
+
+    def over(self, source: Any) -> Self:
+        """Returns a sequence like this one over another source."""
+        other = copy.copy(self)
+        other.source_split = source
+        other._cursor = None
+        return other
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0."""
+        self._next_epoch = epoch
+        if self.source is not None:
+            self.source.set_epoch(epoch)
+
+    # The documented cursor: one position that belongs to the sequence itself
+
+    def __next__(self) -> Item:
+        return self.next_item(blocking=True)
+
+    def next_item(self, blocking: bool) -> Item:
+        """Advances the sequence's own cursor, which begins an epoch where none is open.
+
+        Raises:
+            StopIteration: the epoch is over; the next call begins another.
+            WouldBlock: nothing is ready, and not `blocking`.
+            ClosedError: after `close`.
+        """
+        self.check_open()
+        if self._cursor is None:
+            self.initializer()
+        assert self._cursor is not None, "initializer opens it"
+        try:
+            if isinstance(self._cursor, SequenceIterator):
+                return self._cursor.next_item(blocking)
+            return next(self._cursor)
+        except StopIteration:
+            self._cursor = None
+            raise
+
+    def initializer(self) -> None:
+        """Begins a new epoch at the sequence's own cursor."""
+        self._cursor = iter(self)
+
+    def fill_queue(self) -> None:
+        """Hands jobs to the workers of this stage, as far as there is room."""
+        if self._cursor is None:
+            self.initializer()
+        if isinstance(self._cursor, SequenceIterator):
+            self._cursor.fill()
+
+    def fill_queue_all_sequences(self) -> None:
+        """Hands jobs to the workers of every stage of the chain."""
+        if self._cursor is None:
+            self.initializer()
+        if isinstance(self._cursor, SequenceIterator):
+            self._cursor.fill_all()
+
+    def has_background_jobs(self) -> bool:
+        """Whether the own cursor has jobs that are unfinished or not delivered."""
+        return isinstance(self._cursor, SequenceIterator) and self._cursor.has_background_jobs
+
+    def has_background_jobs_previous_sequences(self) -> int:
+        """Returns the number of stages before this one of which that is true."""
+        return self._cursor.nb_sources_with_background_jobs() if isinstance(self._cursor, SequenceIterator) else 0
+
+    # Figures and life
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The samples that were skipped, here and in the stages before, in the epoch opened last."""
+        return [] if self.source is None else self.source.failures
+
+    def statistics(self) -> dict[str, dict[str, int | float]]:
+        """Returns, by the name of each stage with workers, the figures of `JobExecutor.statistics`."""
+        return {} if self.source is None else self.source.statistics()
+
+    def close(self) -> None:
+        """Closes the chain: its open epochs end, and what its stages own (workers, a reservoir) is freed. Idempotent.
+
+        A stage with workers that two chains share is closed with either; a source that owns nothing stays usable by
+        others.
+        """
+        self._is_closed = True
+        self._cursor = None
+        self.release()
+
+    def release(self) -> None:
+        """Frees what this stage and those before it own; called when the chain is closed, here or above. Idempotent."""
+        if self.source is not None:
+            self.source.release()
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`."""
+        if self._is_closed:
+            raise ClosedError(f"this {type(self).__name__} is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EngineRecipe(Recipe):
+    """A recipe that opens an engine of ours, which can tell its position.
+
+    Args:
+        source_split: the sequence below, or None at the root.
+        arguments: everything else that the recipe was made with.
+    """
+
+    _newest: SequenceIterator | None = None
+    _newest_epoch: int = 0
+    _resume: State | None = None
+
+    def __init__(self, source_split: Recipe | None, **arguments: Any) -> None:
+        super().__init__(source_split)
+        self._arguments = arguments
+        self._opened: weakref.WeakSet[SequenceIterator] = weakref.WeakSet()
+
+    @abstractmethod
+    def open_epoch(self, epoch: Epoch) -> SequenceIterator:
+        """Opens the engine, and those of all stages below, for one epoch."""
+
+    def __iter__(self) -> SequenceIterator:
+        self.check_open()
+        # An abandoned epoch gives its workers back first, so that the new one can have them.
+        self._newest = None
+        number, resume = self._next_epoch, self._resume
+        self._next_epoch, self._resume = number + 1, None
+        iterator = self.open_epoch(Epoch(self.seed, number))
+        self._opened.add(iterator)
+        if resume is not None:
+            iterator.go_to(resume)
+        self._newest, self._newest_epoch = iterator, number
+        return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0.
+
+        A position that was loaded is kept if it is of that epoch, and given up if not.
+        """
+        if epoch != self._next_epoch:
+            self._resume = None
+        self._next_epoch = epoch
+
+    def over(self, source: Any, **changes: Any) -> Self:
+        """Returns a sequence like this one over another source, with workers of its own."""
+        below = {} if source is None else {"source_split": source}
+        other = type(self)(**below, **{**self._arguments, **changes})
+        other._next_epoch = self._next_epoch
+        return other
+
+    def state_dict(self) -> State:
+        """Returns seed, number of the epoch and position in it, as plain data that stays as it is.
+
+        The epoch is the one opened last, or, where that is over or none was opened, the next one from its start.
+
+        Raises:
+            TypeError: a stage of the chain can not save its position.
+        """
+        newest = None if self._newest is None or self._newest.is_over else self._newest
+        state = {
+            "format": STATE_FORMAT,
+            "chain": self.chain(),
+            "seed": self.seed,
+            "epoch": self._next_epoch if newest is None else self._newest_epoch,
+            "position": self._resume if newest is None else newest.position(),
+            "held": self.held_state(),
+        }
+        return private_copy(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next `iter()` go on where the state was saved. Samples already seen are not made again.
+
+        Raises:
+            CheckpointError: the state is none of a sequence, or of another chain. One that was saved over another
+                number of samples is found out by the next `iter()`.
+        """
+        if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CheckpointError(f"a state of a sequence in format {STATE_FORMAT} was expected, got {state!r:.100}")
+        if state.get("chain") != self.chain():
+            raise CheckpointError(f"the state was saved by the chain {state.get('chain')}, this one is {self.chain()}")
+        state = private_copy(dict(state))
+        root: Recipe = self
+        while root.source is not None:
+            root = root.source
+        root._seed = state["seed"]
+        self.set_epoch(state["epoch"])
+        self._resume = state["position"]
+        self._newest = None
+        self.load_held_state(state["held"])
+
+    def chain(self) -> list[str]:
+        """Returns the kinds of the stages, from this one down to the source."""
+        below = self.source
+        names = below.chain() if isinstance(below, EngineRecipe) else [] if below is None else [type(below).__name__]
+        return [type(self).__name__, *names]
+
+    def held_state(self) -> list[State | None]:
+        """Returns what each stage keeps between epochs, from this one down to the source."""
+        below = self.source.held_state() if isinstance(self.source, EngineRecipe) else []
+        return [self.kept_state(), *below]
+
+    def load_held_state(self, states: list[State | None]) -> None:
+        """Gives each stage back what it kept between epochs."""
+        self.load_kept_state(states[0])
+        if isinstance(self.source, EngineRecipe):
+            self.source.load_held_state(states[1:])
+
+    def kept_state(self) -> State | None:
+        """Returns what this stage keeps between epochs, or None."""
+        return None
+
+    def load_kept_state(self, state: State | None) -> None:
+        """Takes it back."""
+
+    def close(self) -> None:
+        """Closes the chain: its open epochs end, and what its stages own (workers, a reservoir) is freed. Idempotent.
+
+        A stage with workers that two chains share is closed with either; a source that owns nothing stays usable by
+        others.
+        """
+        self._newest = None
+        for iterator in list(self._opened):
+            iterator.close()
+        super().close()
+
+    def __repr__(self) -> str:
+        below = "" if self.source is None else f"{self.source!r}\n"
+        return f"{below}{'' if self.source is None else '  .'}{self.describe_stage()}"
+
+    def describe_stage(self) -> str:
+        """Returns this stage as one line."""
+        return type(self).__name__
