@@ -1,0 +1,154 @@
+"""The main job as a user runs it: a process of its own, on real data."""
+
+import csv
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+TRAIN = [sys.executable, "-m", "trw_pipeline", "train", "mnist"]
+
+
+def train(*arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=110, **keywords)
+
+
+def accuracy_of(output: str) -> float:
+    return float(re.search(r"test accuracy: (\d\.\d+)", output)[1])
+
+
+def metrics_of(run: Path) -> list[dict[str, str]]:
+    """The rows of the log without what depends on the clock."""
+    with (run / "trainlog.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    timed = ("time_s", "samples_per_s", "wait_s", "wait_share")
+    return [{name: value for name, value in row.items() if not name.endswith(timed)} for row in rows]
+
+
+def test_help_names_every_option():
+    text = subprocess.run([*TRAIN, "--help"], capture_output=True, text=True, timeout=60).stdout
+    options = "--epochs --batch-size --nb-workers --backend --reservoir --seed --device --output"
+    assert not [option for option in options.split() if option not in text]
+
+
+def test_a_wrong_option_is_one_clear_line(tmp_path):
+    done = train("--batch-size", "0", "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "--batch-size" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_default_options_reach_95_percent_and_leave_the_promised_files(tmp_path):
+    done = train("--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert accuracy_of(done.stdout) >= 0.95
+    paths = dict(re.findall(r"^(\S+): (/.+)$", done.stdout, re.MULTILINE))
+    assert set(paths) == {"trainlog.csv", "history", "last.model"}
+    assert Path(paths["last.model"]).stat().st_size > 100_000
+    assert list(Path(paths["history"]).glob("*.png"))
+    assert done.stdout.count("waited for data") == 2 * len(metrics_of(Path(paths["trainlog.csv"]).parent))
+    assert "\x1b[" not in done.stdout, "no terminal, no escape sequences"
+
+
+@pytest.mark.slow
+def test_same_seed_gives_the_same_numbers_with_any_number_of_workers(tmp_path):
+    logs = []
+    for number, workers in enumerate((["--nb-workers", "0"], ["--nb-workers", "1"], ["--nb-workers", "3"])):
+        done = train("--epochs", "1", "--seed", "5", *workers, "--output", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        logs.append((accuracy_of(done.stdout), metrics_of(tmp_path / f"mnist_r{number}")))
+    assert logs[0] == logs[1] == logs[2]
+    done = train("--epochs", "1", "--seed", "6", "--output", str(tmp_path))
+    assert metrics_of(tmp_path / "mnist_r3") != logs[0][1], "another seed, other numbers"
+
+
+@pytest.mark.slow
+def test_threads_give_the_same_numbers_because_the_augmentation_takes_rng(tmp_path):
+    for arguments in (["--backend", "thread"], ["--backend", "inline"]):
+        done = train("--epochs", "1", *arguments, "--output", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+    assert metrics_of(tmp_path / "mnist_r0") == metrics_of(tmp_path / "mnist_r1")
+
+
+@pytest.mark.slow
+def test_the_reservoir_trains_too(tmp_path):
+    done = train("--reservoir", "--epochs", "2", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert accuracy_of(done.stdout) > 0.5
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_a_bar_and_a_table(tmp_path):
+    main, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [*TRAIN, "--epochs", "1", "--output", str(tmp_path)],
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"},
+    )
+    os.close(terminal)
+    shown = b""
+    while process.poll() is None or select.select([main], [], [], 0)[0]:
+        if select.select([main], [], [], 1)[0]:
+            try:
+                shown += os.read(main, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(main)
+    text = shown.decode()
+    assert process.wait(timeout=30) == 0
+    assert re.search(r"/63\b", text), "the bar counts the 63 batches"
+    assert "┃" in text or "│" in text, "the epoch is a table"
+    assert text.rstrip().endswith("last.model")
+
+
+def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Sends Ctrl-C to the process group, and checks that all of it is gone within seconds."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+    return output, errors
+
+
+def start_training(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*TRAIN, "--epochs", "50", "--output", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_training_keeps_what_was_logged(tmp_path):
+    process = start_training(tmp_path)
+    assert process.stdout is not None
+    while "epoch 1" not in process.stdout.readline():
+        assert process.poll() is None
+    output, errors = interrupt(process)
+    assert process.returncode == 130, errors
+    assert "Interrupted" in output
+    assert "Traceback" not in errors
+    assert [row["epoch"] for row in metrics_of(tmp_path / "mnist_r0")][:1] == ["0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.5, 1.5, 2.5, 3.5])
+def test_ctrl_c_while_starting_ends_it_with_one_traceback_at_most(tmp_path, delay_s):
+    process = start_training(tmp_path)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=delay_s)
+    _, errors = interrupt(process)
+    assert process.returncode in (130, -signal.SIGINT), errors
+    assert errors.count("Traceback") <= 1, errors
