@@ -1,0 +1,1 @@
+"""Measurements of the package beside its peers; see README.md."""
