@@ -1,4 +1,4 @@
-"""What every sequence promises: independent epochs, true lengths, an end, the caller's random numbers, smaller versions."""
+"""What every sequence promises: independent epochs, true lengths, an end, no trace in the caller's random numbers."""
 
 from __future__ import annotations
 
@@ -66,8 +66,13 @@ ENDLESS = ("reservoir",)
 
 
 def every_sequence(*left_out):
-    chosen = {name: make for name, make in SEQUENCES.items() if name not in left_out}
-    return pytest.mark.parametrize("make", chosen.values(), ids=chosen.keys())
+    slow = {"map, processes": pytest.mark.slow}
+    chosen = [
+        pytest.param(make, id=name, marks=slow.get(name, ()))
+        for name, make in SEQUENCES.items()
+        if name not in left_out
+    ]
+    return pytest.mark.parametrize("make", chosen)
 
 
 @pytest.fixture

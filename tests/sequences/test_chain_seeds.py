@@ -230,6 +230,15 @@ def test_with_seed_works_on_a_users_own_sequence():
     assert found[0] == found[1] != found[2]
 
 
+def test_a_smaller_version_of_a_users_own_sequence_keeps_the_seed():
+    class Own(Sequence):
+        def __iter__(self):
+            return iter([{"x": [i]} for i in range(3)])
+
+    found = [items_of(Own().map(rng_only()).with_seed(seed).subsample(2)) for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("seed", [1.5, "1", None])
 def test_a_seed_must_be_an_int(seed):
     with pytest.raises(TypeError):

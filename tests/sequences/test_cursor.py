@@ -34,8 +34,11 @@ class Gate:
         self.open.wait(20)
         return batch
 
-    def wait_for(self, nb_jobs):
-        assert all(self.begun.acquire(timeout=20) for _ in range(nb_jobs))
+    def wait_for(self, nb_jobs, fill):
+        """Fills by hand until so many jobs have begun: nothing moves in the background by itself."""
+        for _ in range(nb_jobs):
+            while not self.begun.acquire(timeout=0.001):
+                fill()
 
 
 @pytest.fixture
@@ -109,8 +112,7 @@ def test_without_workers_nothing_would_block():
 def test_fill_queue_sends_jobs_as_far_as_there_is_room(gate):
     with array(9).map(gate, max_jobs_at_once=3, **THREADS) as sequence:
         assert not sequence.has_background_jobs()
-        sequence.fill_queue()
-        gate.wait_for(2)
+        gate.wait_for(2, sequence.fill_queue)
         assert sequence.has_background_jobs()
         assert sequence.statistics()["1:Gate"]["jobs_in_flight"] == 3
         gate.open.set()
@@ -128,8 +130,7 @@ def test_fill_queue_is_for_this_stage_alone():
 def test_fill_queue_all_sequences_sends_jobs_in_every_stage(gate):
     chain = array(9).map(gate, max_jobs_at_once=2, name="first", **THREADS).collate()
     with chain.map(lambda batch: batch, name="second", **THREADS).collate() as sequence:
-        sequence.fill_queue_all_sequences()
-        gate.wait_for(2)
+        gate.wait_for(2, sequence.fill_queue_all_sequences)
         assert sequence.has_background_jobs_previous_sequences() == 1
         gate.open.set()
         while sequence.has_background_jobs_previous_sequences() < 2:
@@ -141,8 +142,7 @@ def test_fill_queue_all_sequences_sends_jobs_in_every_stage(gate):
 def test_stages_under_a_reservoir_are_counted_too(gate):
     chain = array(9).map(gate, max_jobs_at_once=2, **THREADS)
     with chain.async_reservoir(3, lambda batch: batch, **THREADS).collate() as sequence:
-        sequence.fill_queue_all_sequences()
-        gate.wait_for(2)
+        gate.wait_for(2, sequence.fill_queue_all_sequences)
         assert sequence.has_background_jobs_previous_sequences() == 1
         gate.open.set()
         while sequence.has_background_jobs_previous_sequences() < 2:

@@ -267,6 +267,7 @@ def test_functions_that_work_in_place_do_not_change_what_a_users_sequence_stores
     assert numbers(source.stored) == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 30_000])
 def test_results_can_be_written_without_a_warning(size, workers):
     with warnings.catch_warnings():

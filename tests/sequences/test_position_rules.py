@@ -139,9 +139,16 @@ def test_samples_already_seen_are_not_made_again(opened, in_order):
         assert len(calls) == NB - len(seen)
 
 
-def test_epochs_of_max_samples_go_on_from_every_position(opened):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: array(SamplerRandom(batch_size=2)).map(tenfold_x, **THREADS).max_samples(5),
+        lambda: array(SamplerRandom(batch_size=2)).max_samples(5).map(tenfold_x, **THREADS),
+    ],
+    ids=["last", "first"],
+)
+def test_epochs_of_max_samples_go_on_from_every_position(make, opened):
     """13 samples in epochs of 5: what is left of a pass is part of the state, at the end of an epoch too."""
-    make = lambda: array(SamplerRandom(batch_size=2)).map(tenfold_x, **THREADS).max_samples(5)  # noqa: E731
     whole = [rest_of(sequence) for sequence in [opened(make())] for _ in range(7)]
     sequence, new = opened(make()), opened(make())
     for epoch in range(6):
@@ -149,6 +156,20 @@ def test_epochs_of_max_samples_go_on_from_every_position(opened):
             new.load_state_dict(through_json(state))
             assert rest_of(new) == whole[epoch][len(seen) :]
             assert rest_of(new) == whole[epoch + 1]
+
+
+def test_a_position_takes_the_place_of_what_the_epoch_before_left(opened):
+    def make():
+        return opened(array(SamplerRandom(batch_size=2)).map(uneven, **THREADS).max_samples(5))
+
+    sequence, new = make(), make()
+    iterator = iter(sequence)
+    next(iterator)
+    list(new)
+    restored = iter(new)
+    restored.load_state_dict(iterator.state_dict())
+    assert rest_of(restored) == rest_of(iterator)
+    assert rest_of(new) == rest_of(sequence)
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ class MapRecipe(StageRecipe):
     def open_epoch(self, epoch: Epoch) -> MapIterator:
         """Opens an epoch; the workers start now, if they are not there."""
         source = self.open_source(epoch)
-        # Bound here, not once for all: a sequence that refers to itself would outlive its last user, and so would workers.
+        # Bound here, not once for all: a sequence that refers to itself would, with its workers, outlive its users.
         preprocess, collate = (
             None if function is None else partial(function, source=self)
             for function in (self._arguments["preprocess_fn"], self._arguments["collate_fn"])

@@ -6,7 +6,7 @@ import copy
 import operator
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -121,17 +121,19 @@ class Recipe(ABC):
 
     def fill_queue(self) -> None:
         """Hands jobs to the workers of this stage, as far as there is room."""
-        if self._cursor is None:
-            self.initializer()
-        if isinstance(self._cursor, SequenceIterator):
-            self._cursor.fill()
+        self._fill(lambda cursor: cursor.fill())
 
     def fill_queue_all_sequences(self) -> None:
         """Hands jobs to the workers of every stage of the chain."""
+        self._fill(lambda cursor: cursor.fill_all())
+
+    def _fill(self, fill: Callable[[SequenceIterator], object]) -> None:
         if self._cursor is None:
             self.initializer()
         if isinstance(self._cursor, SequenceIterator):
-            self._cursor.fill_all()
+            fill(self._cursor)
+            for executor in self._cursor.executors():
+                executor.take_in()  # a worker that says that it has started gets the jobs that wait for it
 
     def has_background_jobs(self) -> bool:
         """Whether the own cursor has jobs that are unfinished or not delivered."""

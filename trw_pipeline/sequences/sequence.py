@@ -172,6 +172,7 @@ class SequenceArray(ArrayRecipe, Sequence):
 
     Args:
         split: feature name -> array or tensor (N, ...), or list of length N; anything else is batch-wide. Not modified.
+            A batch holds copies of its rows, but batch-wide values themselves.
         sampler: which rows make a batch, and in which order; by default each once in random order, one at a time.
         transforms: a function batch -> batch, or a list of them, run in this process. One may take `rng`.
         use_advanced_indexing: rows are copied into the batch. If False, a feature comes as a list of references to its
@@ -230,8 +231,8 @@ class SequenceReBatch(ReBatchRecipe, Sequence):
         source_split: gives batches; those without samples are passed over.
         batch_size: number of samples.
         discard_batch_not_full: whether a smaller last batch is dropped.
-        collate_fn: makes the batch of the list of its parts, or None to give the list. Batch-wide values are kept in
-            every part.
+        collate_fn: makes the batch of the list of its parts, or None to give the list. By default what is batch-wide in
+            the split stays so; a number or text that a function added to a batch becomes one for each sample.
     """
 
 
