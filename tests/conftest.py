@@ -27,6 +27,13 @@ SERVANTS = re.compile(r"from multiprocess(ing)?\.(forkserver|resource_tracker) i
 """Processes that live as long as the program: one fork server and one resource tracker of each library."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A whole program, and workers that start in each of the ways there are, take more than a quarter of a second."""
+    for item in items:
+        if {"program", "start_method"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_temp_dir() -> Iterator[None]:
     """A folder for temporary files of our own, so that what other programs leave behind is not taken for ours."""
@@ -107,6 +114,22 @@ def executor_of() -> Iterator[Callable[..., JobExecutor]]:
     yield make
     for executor in made:
         executor.close(timeout=0.2)
+
+
+@pytest.fixture
+def nb_workers(pool_kind: str) -> int:
+    """How many workers an executor of that backend gets in the contracts."""
+    return 0 if pool_kind == "inline" else 2
+
+
+@pytest.fixture
+def pool_of(pool_kind: str, nb_workers: int, executor_of: Callable[..., JobExecutor]) -> Callable[..., JobExecutor]:
+    """Makes executors over this kind of pool; the function comes first."""
+
+    def make(function: object, **keywords: object) -> JobExecutor:
+        return executor_of(nb_workers, function, backend=pool_kind, **keywords)
+
+    return make
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -14,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from multiprocess import process
 from zmq.utils.monitor import recv_monitor_message
 
 from trw_pipeline.errors import ExecutorError
@@ -132,7 +134,7 @@ def test_nothing_listens_on_a_network_address(executor_of):
     first_value(executor)
     me = psutil.Process()
     family = [me, *me.children(recursive=True)]
-    assert [c for process in family for c in process.net_connections("inet") if c.status == "LISTEN"] == []
+    assert [c for member in family for c in member.net_connections("inet") if c.status == "LISTEN"] == []
 
 
 @pytest.fixture
@@ -274,23 +276,22 @@ def test_the_usual_temp_folder_is_taken_where_it_will_do():
     assert short_temp_dir() == tempfile.gettempdir()
 
 
-def test_a_program_without_descriptors_left_gets_one_clear_error(program):
-    result = program("""
-        import resource
-        from trw_pipeline.errors import ExecutorError
-        from trw_pipeline.executors.job_executor import JobExecutor
-        with JobExecutor(1, lambda x: x) as first:
-            first.put(1)
-            first.get(timeout=30)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-            try:
-                JobExecutor(20, lambda x: x, start_method="fork")
-            except ExecutorError as error:
-                print("can not be started" in str(error))
-            first.put(2)
-            print(first.get(timeout=30).value)
-        """).finish()
-    assert result.stdout.split() == ["True", "2"], result.stderr
+@pytest.mark.parametrize("nb_started", [0, 2])
+def test_a_system_that_starts_no_more_processes_is_one_clear_error(executor_of, monkeypatch, nb_started):
+    """Those that were started are ended: the autouse fixture would find them."""
+    start = process.BaseProcess.start
+    started = []
+
+    def start_a_few(self):
+        if len(started) == nb_started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(self)
+        started.append(self)
+
+    monkeypatch.setattr(process.BaseProcess, "start", start_a_few)
+    with pytest.raises(ExecutorError, match=r"can not be started \(forkserver\): .*temporarily unavailable"):
+        executor_of(4, lambda x: x)
+    assert len(started) == nb_started
 
 
 # What shows

@@ -64,7 +64,7 @@ def test_answers_that_nobody_takes_do_not_end_the_wait_for_others_again_and_agai
     while not busy.poll():
         wait_for_any([idle, busy], FOR_EVER_S)
         rounds += 1
-    assert rounds < 30
+    assert rounds < 200  # each answer may end it once; a wait that spins takes tens of thousands of rounds
 
 
 def test_answers_of_before_a_reset_do_not_end_the_wait_again_and_again(executor_of):
@@ -79,7 +79,7 @@ def test_answers_of_before_a_reset_do_not_end_the_wait_again_and_again(executor_
     while not busy.poll():
         wait_for_any([left, busy], FOR_EVER_S)
         rounds += 1
-    assert rounds < 30
+    assert rounds < 200  # each answer may end it once; a wait that spins takes tens of thousands of rounds
 
 
 def test_a_death_ends_the_wait(executor_of):

@@ -9,8 +9,7 @@ import time
 import psutil
 import pytest
 
-from trw_pipeline.errors import ExecutorError, WorkerLostError
-from trw_pipeline.executors.job_executor import JobExecutor
+from trw_pipeline.errors import WorkerLostError
 
 
 def dying_once(flag, number=signal.SIGKILL):
@@ -192,6 +191,7 @@ def test_jobs_that_waited_at_a_dead_worker_run_at_others_and_count_no_attempt(ex
     assert {result.attempts for result in results[1:]} == {1}
 
 
+@pytest.mark.slow
 def test_no_message_is_dropped_however_many_wait(executor_of, tmp_path):
     """DEATH-3: ZeroMQ's own mark is at 1000 messages."""
     gate = tmp_path / "open"
@@ -211,6 +211,7 @@ def test_no_message_is_dropped_however_many_wait(executor_of, tmp_path):
     assert sorted(executor.get(timeout=30).value for _ in range(5001)) == list(range(-1, 5000))
 
 
+@pytest.mark.slow
 def test_a_death_is_noticed_while_answers_come_without_a_pause(executor_of):
     """An in-order consumer waits for a job of a dead worker; it must not wait until the other one has nothing to do."""
     executor = executor_of(2, lambda x: (x, os.getpid()), in_order=False)
@@ -254,8 +255,7 @@ def test_a_worker_that_exits_names_its_exit_code(executor_of):
         executor.get(timeout=30)
 
 
-@pytest.mark.parametrize("how", ["spawn", "fork", "forkserver"])
-def test_a_death_is_seen_though_a_grandchild_lives_on(how, executor_of, tmp_path):
+def test_a_death_is_seen_though_a_grandchild_lives_on(start_method, executor_of, tmp_path):
     """A process that the job started inherits what the worker had open, also the pipe that tells of its end."""
     pid_file = tmp_path / "pid"
 
@@ -269,7 +269,7 @@ def test_a_death_is_seen_though_a_grandchild_lives_on(how, executor_of, tmp_path
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
-    executor = executor_of(1, fork_and_die, start_method=how)
+    executor = executor_of(1, fork_and_die, start_method=start_method)
     executor.put(0)
     value = executor.get(timeout=30).value
     grandchild = psutil.Process(int(pid_file.read_text()))
@@ -292,181 +292,3 @@ def test_the_children_of_the_program_may_be_reaped_by_others(executor_of):
         executor.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-# Workers that die while starting (HANG-2)
-
-
-def test_a_function_that_can_not_be_imported_there_is_one_error_with_the_traceback(executor_of, tmp_path, monkeypatch):
-    (tmp_path / "only_here.py").write_text(
-        f"import os\nif os.getpid() != {os.getpid()}:\n    raise RuntimeError('not in a worker')\n"
-        "def function(x):\n    return x\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    from only_here import function
-
-    executor = executor_of(2, function)
-    executor.put(1)
-    with pytest.raises(ExecutorError, match="not in a worker") as caught:
-        executor.get(timeout=30)
-    assert "only_here.py" in str(caught.value)
-    assert "line 3" in str(caught.value)
-
-
-def test_an_exit_in_the_initialiser_is_one_error_with_the_exit_code(executor_of):
-    executor = executor_of(2, lambda x: x, worker_init=lambda: os._exit(3))
-    executor.put(1)
-    with pytest.raises(ExecutorError, match="exit code 3 before they were ready"):
-        executor.get(timeout=30)
-
-
-def test_an_initialiser_that_raises_is_one_error_with_the_traceback(executor_of):
-    def init():
-        raise LookupError("no such licence")
-
-    executor = executor_of(2, lambda x: x, worker_init=init)
-    executor.put(1)
-    with pytest.raises(ExecutorError, match="LookupError: no such licence") as caught:
-        executor.get(timeout=30)
-    assert ", in init" in str(caught.value)
-
-
-def test_the_error_of_the_start_stays(executor_of):
-    executor = executor_of(1, lambda x: x, worker_init=lambda: 1 // 0)
-    executor.put(1)
-    for _ in range(2):
-        with pytest.raises(ExecutorError, match="ZeroDivisionError"):
-            executor.get(timeout=30)
-    assert executor.is_broken
-
-
-def test_a_reset_tries_the_start_again(executor_of, tmp_path):
-    licence = tmp_path / "licence"
-    executor = executor_of(1, lambda x: x, worker_init=lambda: licence.read_text())
-    executor.put(1)
-    with pytest.raises(ExecutorError):
-        executor.get(timeout=30)
-    licence.touch()
-    executor.reset()
-    executor.put(2)
-    assert executor.get(timeout=30).value == 2
-
-
-def test_a_broken_start_always_says_why(executor_of):
-    """The report must get out of a worker that ends right after it has sent it."""
-
-    def reason() -> str:
-        with JobExecutor(1, lambda x: x, worker_init=lambda: 1 // 0) as executor:
-            executor.put(1)
-            with pytest.raises(ExecutorError) as caught:
-                executor.get(timeout=30)
-        return str(caught.value)
-
-    assert all("ZeroDivisionError" in reason() for _ in range(10))
-
-
-# Copies of the program
-
-
-def run_in_copy(function) -> bytes:
-    """Runs a function in a forked copy of this program and returns what it returned."""
-    readable, writable = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writable, function())
-        finally:
-            os._exit(0)
-    os.close(writable)
-    os.waitpid(pid, 0)
-    with open(readable, "rb") as file:
-        return file.read()
-
-
-@pytest.mark.parametrize(
-    "use", [lambda e: e.put(1), lambda e: e.get(), lambda e: e.reset()], ids=["put", "get", "reset"]
-)
-def test_an_executor_in_a_forked_copy_is_one_clear_error(use, executor_of):
-    executor = executor_of(1, lambda x: x)
-
-    def try_it() -> bytes:
-        try:
-            use(executor)
-        except ExecutorError as error:
-            return str(error).encode()
-        return b"nothing was raised"
-
-    assert b"belongs to another process; make one here" in run_in_copy(try_it)
-
-
-def test_closing_in_a_forked_copy_leaves_the_workers_alone(executor_of):
-    executor = executor_of(1, lambda x: os.getpid())
-    executor.put(0)
-    before = executor.get(timeout=30).value
-    run_in_copy(lambda: executor.close() or b"")
-    executor.put(0)
-    assert executor.get(timeout=30).value == before
-
-
-def test_a_forked_copy_may_have_executors_of_its_own(executor_of):
-    executor = executor_of(1, lambda x: 10 * x)
-    executor.put(1)
-    executor.get(timeout=30)
-
-    def use_another() -> bytes:
-        with JobExecutor(1, lambda x: x + 1) as another:
-            another.put(1)
-            return str(another.get(timeout=30).value).encode()
-
-    assert run_in_copy(use_another) == b"2"
-    executor.put(2)
-    assert executor.get(timeout=30).value == 20
-
-
-def test_a_forked_copy_that_exits_as_usual_leaves_the_workers_alone(program):
-    result = program("""
-        import os, sys
-        from trw_pipeline.executors.job_executor import JobExecutor
-
-        executor = JobExecutor(2, lambda x: os.getpid())
-        executor.put(0)
-        before = executor.get(timeout=30).value
-        if os.fork() == 0:
-            del executor
-            sys.exit(0)
-        os.wait()
-        executor.put(0)
-        print(executor.get(timeout=30).value in [seat.pid for seat in executor.pool._seats.values()])
-        print(executor.statistics()["jobs_lost"])
-        executor.close()
-        """).finish()
-    assert result.stdout.split() == ["True", "0"]
-
-
-@pytest.mark.slow
-def test_jobs_may_have_executors_of_their_own(start_method, executor_of):
-    def nested(x):
-        from trw_pipeline.executors.job_executor import JobExecutor
-
-        with JobExecutor(1, lambda y: y + 1) as inner:
-            inner.put(x)
-            return inner.get(timeout=30).value
-
-    executor = executor_of(1, nested, start_method=start_method)
-    executor.put(1)
-    assert executor.get(timeout=60).value == 2
-
-
-@pytest.mark.slow
-def test_jobs_may_start_processes_of_their_own(executor_of):
-    """PLAT-3: workers are not daemons."""
-
-    def pool_of_processes(x):
-        import multiprocessing
-
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            return sum(pool.map(abs, [-x, -x]))
-
-    executor = executor_of(1, pool_of_processes)
-    executor.put(2)
-    assert executor.get(timeout=60).value == 4

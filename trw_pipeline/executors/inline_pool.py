@@ -22,11 +22,10 @@ class InlinePool:
     `KeyboardInterrupt` and `SystemExit` are the caller's, not the job's: they pass through, and the job is still there.
     """
 
-    is_waiting = True
-
     def __init__(self) -> None:
         self.items: Codec = ReferenceCodec()
         self.results: Codec = ReferenceCodec()
+        self.is_waiting = False
         self._jobs: deque[tuple[int, bytes, Any]] = deque()
         self._function: MappedFunction | None = None
 
@@ -55,7 +54,9 @@ class InlinePool:
             return None
         ticket, seed, item = self._jobs[0]
         start = time.perf_counter()
+        self.is_waiting = True
         reply, outcome = self._run(seed, item)
+        self.is_waiting = False
         self._jobs.popleft()  # only now: a job that Ctrl-C interrupted runs again
         return Answer(reply, ticket, os.getpid(), time.perf_counter() - start, self.results.encode(outcome))
 

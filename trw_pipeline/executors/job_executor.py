@@ -66,8 +66,10 @@ class JobExecutor:
         seed: jobs are seeded from it and their ticket; None draws a fresh one.
         name: how errors, `ps` and thread dumps call it.
 
-    An item must not be changed between `put` and the arrival of its result: it may have to be sent again. Use from one
-    thread at a time. Results of jobs that were in flight at `reset` or `close` never arrive.
+    An item must not be changed between `put` and the arrival of its result: it may have to be sent again, and a job
+    whose worker died may run twice. Use from one thread at a time. Results of jobs that were in flight at `reset` or
+    `close` never arrive. A Ctrl-C while it waits for workers does no harm; after one that came in the midst of a
+    message every use is an ExecutorError, until `reset`.
 
     Raises:
         ValueError: an argument out of range.
