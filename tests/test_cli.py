@@ -15,9 +15,11 @@ import pytest
 
 TRAIN = [sys.executable, "-m", "trw_pipeline", "train", "mnist"]
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def train(*arguments: str, **keywords) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=110, **keywords)
+    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=280, **keywords)
 
 
 def accuracy_of(output: str) -> float:
@@ -144,11 +146,16 @@ def test_ctrl_c_in_training_keeps_what_was_logged(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delay_s", [0.5, 1.5, 2.5, 3.5])
-def test_ctrl_c_while_starting_ends_it_with_one_traceback_at_most(tmp_path, delay_s):
+@pytest.mark.parametrize("delay_s", [0.01, 0.1, 0.3])
+def test_ctrl_c_while_workers_start_leaves_none_and_no_traceback(tmp_path, delay_s):
     process = start_training(tmp_path)
+    # From the first child on: while torch is imported, which comes before, torch itself may swallow a Ctrl-C.
+    while not psutil.Process(process.pid).children():
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.02)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=delay_s)
-    _, errors = interrupt(process)
-    assert process.returncode in (130, -signal.SIGINT), errors
-    assert errors.count("Traceback") <= 1, errors
+    output, errors = interrupt(process)
+    assert process.returncode == 130, errors
+    assert "Interrupted" in output
+    assert "Traceback" not in errors

@@ -66,7 +66,9 @@ class InlinePool:
         try:
             own = private_copy(item)
             with seeded_globals(seed):
-                return Reply.RESULT, function(own, seed)
+                result = function(own, seed)
+            # A copy, as from a process: a function may return the same buffer from every call and fill it again.
+            return Reply.RESULT, private_copy(result, "result")
         except Exception as error:  # noqa: BLE001 (the executor decides what a failure means)
             return Reply.FAILED, ErrorReport.of(error, error)
 

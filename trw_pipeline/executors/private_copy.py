@@ -13,16 +13,20 @@ from trw_pipeline.errors import CodecError
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, range, type(...)})
 
 
-def private_copy(obj: Any) -> Any:
-    """Copies an item as a trip to a worker process would.
+def private_copy(obj: Any, noun: str = "item") -> Any:
+    """Copies an object as a trip to or from a worker process would.
 
     Dicts, lists and tuples are copied with what they hold; arrays are copied; tensors are copied without their graph.
     Anything else goes through `copy.deepcopy`.
 
+    Args:
+        obj: what to copy.
+        noun: what it is, for the error.
+
     Raises:
         CodecError: a part can not be copied (a lock, a generator, an open file); the message names it.
     """
-    return _copied(obj, "item")
+    return _copied(obj, noun)
 
 
 def _copied(obj: Any, path: str) -> Any:

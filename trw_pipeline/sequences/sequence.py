@@ -191,9 +191,11 @@ class SequenceMap(MapRecipe, Sequence):
 
     The function returns one item, or a list, each element of which becomes an item (an empty one gives none). None is a
     failure. It receives a copy: what it does in place changes neither the source nor another sample, with workers or
-    without. Before each call `random`, `numpy.random` and torch are seeded from the chain's seed, the epoch, the stage
-    and the item's place at its source, so results do not depend on the number of workers; in threads the global
-    generators belong to everybody, and only the generator that the function may take as `rng` is reproducible.
+    without. What it returns is a copy too, but from threads, which hand results over as they are: there a function must
+    not keep what it returned and write into it again. Before each call `random`, `numpy.random` and torch are seeded
+    from the chain's seed, the epoch, the stage and the item's place at its source, so results do not depend on the
+    number of workers; in threads the global generators belong to everybody, and only the generator that the function
+    may take as `rng` is reproducible.
 
     Args:
         source_split: gives the items.
