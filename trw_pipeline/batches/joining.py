@@ -10,6 +10,7 @@ import torch
 
 from trw_pipeline.batches.device import Device, placed
 from trw_pipeline.batches.feature import Feature, different_features, dtypes_of, kind_of, kinds_of
+from trw_pipeline.batches.length import holds_samples
 from trw_pipeline.batches.tensors import numpy_dtype, promoted, tensor_of
 
 
@@ -18,6 +19,12 @@ def joined_features(
 ) -> dict[str, Any]:
     """Joins checked dicts; see `collate_list_of_dicts`."""
     joined = _joined_mappings(batches, batches, "", shared)
+    lengths = {name: len(value) for name, value in joined.items() if name not in shared and holds_samples(value)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"every feature must have one value for each sample, but {len(batches)} dicts together have {lengths}; "
+            "a single sample is a batch of one (image[None]); name what belongs to the whole batch in shared_features"
+        )
     return placed(joined, device, pin_memory=pin_memory, non_blocking=non_blocking)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
 from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
 from trw_pipeline.sequences.recipe import Recipe
-from trw_pipeline.sequences.stage import StageRecipe, check_count, knowing_shared
+from trw_pipeline.sequences.stage import StageRecipe, check_count
 from trw_pipeline.typing import Item
 
 
@@ -90,7 +90,7 @@ class BatchRecipe(StageRecipe):
         """Opens an epoch."""
         source = self.open_source(epoch)
         size, discard, collate = self._arguments.values()
-        return BatchIterator(source, size, discard, knowing_shared(collate, self.shared_features))
+        return BatchIterator(source, size, discard, self.knowing_batch_wide(collate))
 
     def __len__(self) -> int:
         size, discard, _ = self._arguments.values()

@@ -9,7 +9,7 @@ from typing import Any
 from trw_pipeline.batches.collate import default_collate_fn
 from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
 from trw_pipeline.sequences.recipe import Recipe
-from trw_pipeline.sequences.stage import StageRecipe, knowing_shared
+from trw_pipeline.sequences.stage import StageRecipe
 from trw_pipeline.typing import Item
 
 
@@ -51,7 +51,7 @@ class CollateRecipe(StageRecipe):
         """Opens an epoch."""
         source = self.open_source(epoch)
         collate, device = self._arguments.values()
-        return CollateIterator(source, partial(knowing_shared(collate, self.shared_features), device=device))
+        return CollateIterator(source, partial(self.knowing_batch_wide(collate), device=device))
 
     def __len__(self) -> int:
         return len(self.source_split)

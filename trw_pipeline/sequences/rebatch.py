@@ -11,7 +11,7 @@ from trw_pipeline.batches.length import holds_samples, len_batch, per_sample_fea
 from trw_pipeline.batches.parts import take
 from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
 from trw_pipeline.sequences.recipe import Recipe
-from trw_pipeline.sequences.stage import StageRecipe, check_count
+from trw_pipeline.sequences.stage import StageRecipe, batch_wide_kept, check_count
 from trw_pipeline.typing import Batch, Item
 
 
@@ -209,7 +209,7 @@ class ReBatchRecipe(StageRecipe):
         source = self.open_source(epoch)
         size, discard, collate = self._arguments.values()
         if collate is default_collate_list_of_dicts:
-            collate = partial(_joined_parts, batch_wide=self.batch_wide_features)
+            collate = partial(_joined_parts, batch_wide=self.batch_wide_features, shared=self.shared_features)
         return ReBatchIterator(source, size, discard, collate, self.shared_features)
 
     def __len__(self) -> int:
@@ -243,19 +243,20 @@ class SubBatchRecipe(StageRecipe):
         return f"sub_batch({self._arguments['batch_size']})"
 
 
-def _joined_parts(parts: list[Batch], batch_wide: tuple[str, ...]) -> Batch:
+def _joined_parts(parts: list[Batch], batch_wide: tuple[str, ...], shared: tuple[str, ...]) -> Batch:
     """Joins parts of batches on axis 0: what is batch-wide at the source is kept once.
 
     Any other number, text or object (a function has added it to its batch) is repeated for each sample of its part, so
     that it becomes a feature with one value for each sample.
     """
+    kept = batch_wide_kept(parts, batch_wide, shared)
 
     def is_single(name: str, value: Any) -> bool:
-        return not (name in batch_wide or holds_samples(value) or isinstance(value, Mapping) or callable(value))
+        return not (name in kept or holds_samples(value) or isinstance(value, Mapping) or callable(value))
 
     spread: list[Batch] = []
     for part in parts:
-        nb_samples = len_batch(part, shared_features=batch_wide)
+        nb_samples = len_batch(part, shared_features=kept)
         repeated = {name: [value] * nb_samples for name, value in part.items() if is_single(name, value)}
         spread.append({**part, **repeated})
-    return default_collate_list_of_dicts(spread, shared_features=batch_wide)
+    return default_collate_list_of_dicts(spread, shared_features=kept)

@@ -6,11 +6,12 @@ import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from trw_pipeline.batches.collate import collate_list_of_dicts, default_collate_fn, default_collate_list_of_dicts
+from trw_pipeline.batches.length import holds_samples
 from trw_pipeline.seeding import generator, job_seed, seeded_globals
 from trw_pipeline.sequences.iterator import Epoch, SequenceIterator
 from trw_pipeline.sequences.recipe import EngineRecipe, Recipe
@@ -36,6 +37,12 @@ class StageRecipe(EngineRecipe):
         super().__init__(source_split, **arguments)
         self.shared_features = source_split.shared_features
         self.batch_wide_features = source_split.batch_wide_features
+
+    def knowing_batch_wide(self, collate: Any) -> Any:
+        """Tells a collate function of ours what is batch-wide in this chain; any other stays as it is."""
+        if collate not in (default_collate_fn, default_collate_list_of_dicts, collate_list_of_dicts):
+            return collate
+        return partial(_joined, collate=collate, batch_wide=self.batch_wide_features, shared=self.shared_features)
 
     def open_source(self, epoch: Epoch) -> SequenceIterator:
         """Opens an epoch of the stage below; raises ClosedError if this one is closed."""
@@ -88,8 +95,27 @@ def order_of(sampler: Sampler, data_source: Any, *entropy: object) -> Iterator[A
         return iter(list(sampler))
 
 
-def knowing_shared(collate: Any, shared_features: tuple[str, ...]) -> Any:
-    """Tells a collate function of ours which features belong to the whole split; any other stays as it is."""
-    if shared_features and collate in (default_collate_fn, default_collate_list_of_dicts, collate_list_of_dicts):
-        return partial(collate, shared_features=shared_features)
-    return collate
+def batch_wide_kept(batches: Any, batch_wide: tuple[str, ...], shared_features: tuple[str, ...]) -> tuple[str, ...]:
+    """Names the features that are kept once when batches are joined.
+
+    These are the shared ones, and what is batch-wide at the source, unless a mapped function gave it one value for each
+    sample, or values that differ.
+    """
+    flat = [one for item in batches for one in (cast("list[Any]", item) if isinstance(item, list) else [item])]
+
+    def is_one_value(name: str) -> bool:
+        values = [batch[name] for batch in flat if isinstance(batch, Mapping) and name in batch]
+        return not any(map(holds_samples, values)) and all(_is_same(value, values[0]) for value in values)
+
+    return (*shared_features, *(name for name in batch_wide if name not in shared_features and is_one_value(name)))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compares what can be compared without a surprise; of other objects a worker returns a copy each time."""
+    comparable = isinstance(one, (str, bytes, int, float, type(None)))
+    return one is other or not comparable or (type(one) is type(other) and one == other)
+
+
+def _joined(items: Any, collate: Any, batch_wide: tuple[str, ...], shared: tuple[str, ...], **keywords: Any) -> Any:
+    kept = batch_wide_kept(items, batch_wide, shared) if isinstance(items, list) else shared
+    return collate(items, shared_features=kept, **keywords)
