@@ -47,6 +47,22 @@ def test_a_wrong_option_is_one_clear_line(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--device", "gpu0"], "gpu0"),
+        (["--output", "/proc/nope"], "/proc/nope"),
+        (["--reservoir", "--nb-workers", "0"], "nb_workers"),
+    ],
+)
+@pytest.mark.slow
+def test_what_can_not_work_is_one_clear_line_before_any_work(tmp_path, arguments, word):
+    done = train(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_default_options_reach_95_percent_and_leave_the_promised_files(tmp_path):
     done = train("--output", str(tmp_path))
@@ -54,6 +70,7 @@ def test_default_options_reach_95_percent_and_leave_the_promised_files(tmp_path)
     assert accuracy_of(done.stdout) >= 0.95
     paths = dict(re.findall(r"^(\S+): (/.+)$", done.stdout, re.MULTILINE))
     assert set(paths) == {"trainlog.csv", "history", "last.model"}
+    assert f"run folder: {tmp_path}/mnist_r0" in done.stdout
     assert Path(paths["last.model"]).stat().st_size > 100_000
     assert list(Path(paths["history"]).glob("*.png"))
     assert done.stdout.count("waited for data") == 2 * len(metrics_of(Path(paths["trainlog.csv"]).parent))
@@ -108,7 +125,7 @@ def test_a_terminal_gets_a_bar_and_a_table(tmp_path):
     text = shown.decode()
     assert process.wait(timeout=30) == 0
     assert re.search(r"/63\b", text), "the bar counts the 63 batches"
-    assert "┃" in text or "│" in text, "the epoch is a table"
+    assert re.search(r"dataset +split +loss +error +samples/s +waited", text), "the epoch is a table"
     assert text.rstrip().endswith("last.model")
 
 

@@ -140,3 +140,10 @@ def test_bad_options_are_refused_before_work_starts(tmp_path):
     with pytest.raises(ValueError, match="num_epochs must be at least 0, got -1"):
         trainer().fit(options, datasets, lambda options: Net(), sgd)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [None, 3, "a generator"])
+def test_a_split_that_can_not_be_iterated_in_each_epoch_is_refused_before_the_first(fit, bad):
+    split = (batch for batch in batches(4)) if bad == "a generator" else bad
+    with pytest.raises(TypeError, match="split d/valid must be an iterable of batches that can be iterated again"):
+        fit(trainer(), inputs=lambda: {"d": {"train": batches(6), "valid": split}})

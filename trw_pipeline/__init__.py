@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trw_pipeline.outputs.output import Output as Output
     from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
     from trw_pipeline.sequences.iterator import SequenceIterator as SequenceIterator
+    from trw_pipeline.sequences.job_options import JobOptions as JobOptions
     from trw_pipeline.sequences.samplers import Sampler as Sampler
     from trw_pipeline.sequences.samplers import SamplerClassResampling as SamplerClassResampling
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
@@ -98,6 +99,7 @@ _FILE_OF = {
     "Failure": "executors.failures",
     "JobError": "errors",
     "JobExecutor": "executors.job_executor",
+    "JobOptions": "sequences.job_options",
     "Metric": "outputs.metrics",
     "MissingExtraError": "errors",
     "Output": "outputs.output",
@@ -167,4 +169,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

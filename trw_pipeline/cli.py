@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from trw_pipeline import __version__
 from trw_pipeline.errors import MissingExtraError
 from trw_pipeline.typing import Backend
 
@@ -24,8 +25,18 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the number of the signal, as shells have it."""
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     """Gives `train` its place as a command of its own."""
 
 
@@ -34,7 +45,7 @@ def mnist(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the 4,000 training digits.")] = 5,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of an optimizer step.")] = 64,
     nb_workers: Annotated[
-        int, typer.Option(min=0, help="Workers that decode and augment; 0 does it in the main process.")
+        int, typer.Option(min=0, help="Workers that decode and augment; 0 does it in the main process (no reservoir).")
     ] = 2,
     backend: Annotated[
         Backend, typer.Option(help="Where workers run: processes over ZeroMQ, threads, or no workers.")
@@ -42,7 +53,9 @@ def mnist(
     reservoir: Annotated[
         bool,
         typer.Option(
-            "--reservoir", help="Train from a reservoir: samples are served again while workers make fresh ones."
+            "--reservoir",
+            help="Train from a reservoir: samples are served again while workers make fresh ones. Which are in it "
+            "depends on their speed, so the numbers are not the same each time.",
         ),
     ] = False,
     seed: Annotated[
@@ -62,14 +75,18 @@ def mnist(
     console = Console(highlight=False)
     try:
         # Imported here: it brings torch, which takes a second that `--help` should not cost.
-        from trw_pipeline.examples.mnist import MnistOptions, train  # noqa: PLC0415
+        from trw_pipeline.examples.mnist import MnistOptions, check_options, train  # noqa: PLC0415
 
         options = MnistOptions(epochs, batch_size, nb_workers, backend, reservoir, seed, device, output)
+        try:
+            check_options(options)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
         result = train(options, lambda text: console.print(text, markup=False, soft_wrap=True))
     except MissingExtraError as error:
         raise typer.BadParameter(str(error)) from error
     except KeyboardInterrupt:
-        console.print(f"Interrupted. What was logged is in {output}.", markup=False, soft_wrap=True)
+        console.print("Interrupted. The run folder keeps what was logged.", markup=False)
         raise typer.Exit(INTERRUPTED) from None
     console.print(f"test accuracy: {result.accuracy:.4f}", markup=False)
     for name in ("trainlog.csv", "history", "last.model"):

@@ -279,6 +279,13 @@ def _checked_inputs(inputs: Any) -> tuple[Datasets, Mapping[str, Any]]:
     for dataset_name, dataset in cast("Mapping[Any, Any]", datasets).items():
         if not isinstance(dataset, Mapping):
             raise TypeError(f"the dataset {dataset_name!r} must be a mapping of splits, got {type(dataset).__name__}")
+        for split_name, split in cast("Mapping[Any, Any]", dataset).items():
+            # A generator is used up after one epoch; a Sequence has __next__ too, but gives a new epoch to each iter().
+            if isinstance(split, Generator) or not (hasattr(split, "__iter__") or hasattr(split, "__getitem__")):
+                raise TypeError(
+                    f"the split {dataset_name}/{split_name} must be an iterable of batches that can be iterated again, "
+                    f"got {type(cast('Any', split)).__name__}"
+                )
     return cast("Datasets", datasets), {} if datasets_infos is None else datasets_infos
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -19,6 +20,8 @@ from trw_pipeline.training.options import Options
 _logger = logging.getLogger(__name__)
 
 _COLUMNS = ("dataset", "split", "loss", "error", "samples/s", "waited for data", "best loss so far")
+_SHORT = {"waited for data": "waited", "best loss so far": "best loss"}
+"""Headers of the table, so that it fits a terminal of 80 columns."""
 
 
 class CallbackEpochSummary(Callback):
@@ -30,8 +33,8 @@ class CallbackEpochSummary(Callback):
     | loss | overall loss, by sample |
     | error | classification error in %; of several heads each, with its name |
     | samples/s | samples per second of wall time |
-    | waited for data | share of the wall time, in %, that the loop waited for the next batch |
-    | best loss so far | lowest overall loss of this split in any epoch, and that epoch |
+    | waited for data (in a table: waited) | share of the wall time, in %, that the loop waited for the next batch |
+    | best loss so far (in a table: best loss) | lowest overall loss of this split in any epoch, and that epoch |
 
     On a terminal the message is a table, elsewhere one line for each split.
 
@@ -131,9 +134,11 @@ def _formatted(value: float | None, form: str) -> str:
 
 
 def _as_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    table = Table(title=title, title_justify="left", title_style="none")
+    table = Table(title=title, title_justify="left", title_style="none", box=SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("dataset", "split") else "right", no_wrap=True)
+        table.add_column(
+            _SHORT.get(column, column), justify="left" if column in ("dataset", "split") else "right", no_wrap=True
+        )
     for row in rows:
         table.add_row(*row[: len(columns)])
     # Plain text, as wide as it needs to be: the sink may be a file as well as a terminal.

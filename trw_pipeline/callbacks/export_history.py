@@ -11,7 +11,7 @@ from torch import nn
 from trw_pipeline.files import safe_filename
 from trw_pipeline.reporting.history_plot import Curve, plot_history
 from trw_pipeline.training.callback import Callback
-from trw_pipeline.training.history import History
+from trw_pipeline.training.history import INFO, History
 from trw_pipeline.training.options import Options
 
 
@@ -22,7 +22,7 @@ class CallbackExportHistory(Callback):
 
     Args:
         export_dirname: folder of the plots, in the run folder.
-        metrics_to_report: names of the metrics to plot. None: all of them, with those of the output `info`.
+        metrics_to_report: names of the metrics to plot. None: all of them, but for the measurements in `info`.
     """
 
     def __init__(self, export_dirname: str = "history", metrics_to_report: Collection[str] | None = None) -> None:
@@ -44,8 +44,8 @@ class CallbackExportHistory(Callback):
         """Plot the history.
 
         Args:
-            options: has the run folder.
-            history: what to plot; the entry of a final evaluation is the last point.
+            options: has the run folder and the number of epochs.
+            history: what to plot. The entry of a final evaluation is no epoch, so it is left out, unless it is all.
             model: not used.
             losses: not used.
             outputs: not used.
@@ -58,10 +58,12 @@ class CallbackExportHistory(Callback):
             MissingExtraError: matplotlib is not installed.
         """
         folder = Path(options["workflow_options"]["current_logging_directory"]) / self.export_dirname
-        for (dataset, output, metric), curves in _curves(history).items():
-            if self.metrics_to_report is None or metric in self.metrics_to_report:
+        epochs = history[: options["training_parameters"]["num_epochs"]] if len(history) > 1 else history
+        for (dataset, output, metric), curves in _curves(epochs).items():
+            wanted = output != INFO if self.metrics_to_report is None else metric in self.metrics_to_report
+            if wanted:
                 folder.mkdir(exist_ok=True)
-                path = folder / f"{safe_filename(f'{dataset}_{output}_{metric}')}.png"
+                path = folder / f"{safe_filename(f'{dataset}_{output}_{metric}').replace(' ', '_')}.png"
                 plot_history(path, curves, title=f"{dataset}: {output}", ylabel=metric)
 
 
