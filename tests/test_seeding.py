@@ -265,3 +265,8 @@ def test_every_function_of_a_list_that_asks_shares_the_generator(executor_of):
 
     (value,) = drawn(executor_of(0, [first, second], seed=3), 1)
     assert value[0] != value[1]
+
+
+@given(st.integers(0, 255), st.integers(0, 255))
+def test_the_seed_of_a_job_does_not_depend_on_the_kind_of_its_numbers(a, b):
+    assert job_seed(np.int64(a), "s", (np.uint8(b), None)) == job_seed(a, "s", (b, None))

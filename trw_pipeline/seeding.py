@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import operator
 import random
 import secrets
 import struct
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,9 +33,16 @@ def fresh_seed() -> int:
 def job_seed(*entropy: object) -> JobSeed:
     """Digests ints, strings, None and tuples of them to the seed of one job.
 
-    BLAKE2b takes 1 us where numpy's `SeedSequence` takes 10, and this is paid for every job.
+    Integers of any kind count by their value. BLAKE2b takes 1 us where numpy's `SeedSequence` takes 10, and this is
+    paid for every job.
     """
-    return hashlib.blake2b(repr(entropy).encode(), digest_size=32).digest()
+    return hashlib.blake2b(repr(_plain(entropy)).encode(), digest_size=32).digest()
+
+
+def _plain(entropy: Any) -> Any:
+    if isinstance(entropy, tuple):
+        return tuple(map(_plain, cast("tuple[Any, ...]", entropy)))
+    return operator.index(entropy) if hasattr(entropy, "__index__") else entropy
 
 
 def generator(seed: JobSeed) -> np.random.Generator:

@@ -19,6 +19,7 @@ from trw_pipeline.errors import CodecError
 from trw_pipeline.executors.codec import ReferenceCodec
 from trw_pipeline.executors.job_executor import JobExecutor
 from trw_pipeline.executors.pickle_codec import OUT_OF_BAND_BYTES, PickleCodec
+from trw_pipeline.executors.private_copy import private_copy
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -325,3 +326,35 @@ def test_what_can_not_be_made_again_is_an_error_here():
     frames = codec.encode(Once())
     with pytest.raises(CodecError, match="result can not be unpickled: ValueError"):
         codec.decode(frames)
+
+
+class Unshowable:
+    def __repr__(self):
+        raise LookupError("no text")
+
+
+def test_the_part_that_can_not_be_pickled_is_named_beside_a_key_that_can_not_be_shown():
+    with pytest.raises(CodecError, match=r"item\['a'\] can not be pickled"):
+        PickleCodec("item").encode({Unshowable(): 1, "a": threading.Lock()})
+
+
+def test_an_item_nested_too_deep_to_be_searched_is_one_error():
+    item = threading.Lock()
+    for _ in range(600):
+        item = {"a": item}
+    with pytest.raises(CodecError, match="can not be pickled"):
+        PickleCodec("item").encode(item)
+
+
+def test_an_object_that_wants_to_exit_is_one_error():
+    class Exits:
+        def __reduce__(self):
+            raise SystemExit(3)
+
+    with pytest.raises(CodecError, match=r"item\[0\] can not be pickled: SystemExit: 3"):
+        PickleCodec("item").encode([Exits()])
+
+
+def test_a_key_that_can_not_be_shown_does_not_keep_an_item_from_being_copied():
+    key = Unshowable()
+    assert private_copy({key: 1}) == {key: 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 
+import numpy as np
 import pytest
 
 from trw_pipeline.errors import ExecutorError, FailedJobError, JobError
@@ -150,6 +151,11 @@ def test_reset_forgets_failures(pool_of):
 def test_wrong_arguments_are_refused_before_anything_starts(keywords, kind):
     with pytest.raises(kind):
         JobExecutor(**{"nb_workers": 1, "function_to_run": len, **keywords})
+
+
+def test_bounds_may_be_numpy_numbers(executor_of):
+    executor = executor_of(np.int64(1), len, np.int64(3), None, np.int32(2), max_retries=np.int8(1), backend="thread")
+    assert (executor.nb_workers, executor.max_jobs_at_once) == (1, 3)
 
 
 # Post-processing, random numbers, the start of workers

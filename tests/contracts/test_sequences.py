@@ -273,7 +273,7 @@ def test_closing_the_last_stage_ends_the_workers_of_all(opened):
 
 
 def draws(batch):
-    return {"x": batch["x"], "y": [random.random(), np.random.rand(), torch.rand(1).item()]}
+    return {"x": batch["x"], "y": [[random.random(), np.random.rand(), torch.rand(1).item()]]}
 
 
 @pytest.mark.parametrize(

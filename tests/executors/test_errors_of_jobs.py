@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import threading
 import urllib.error
@@ -284,3 +285,99 @@ def test_a_function_that_becomes_one_that_can_not_be_sent_is_refused_at_reset(ex
     transform.lock = threading.Lock()
     with pytest.raises(CodecError, match="lock"):
         executor.reset()
+
+
+# Errors that resist
+
+
+class Unshowable(Exception):
+    def __getattr__(self, name):
+        return getattr(self.inner, name)  # which is missing: without end
+
+    def __str__(self):
+        raise LookupError("no message")
+
+
+class ExitsWhenMadeAgain(Exception):
+    def __reduce__(self):
+        return exit_now, ()
+
+
+class Exits:
+    def __reduce__(self):
+        return exit_now, ()
+
+
+def exit_now():
+    raise SystemExit(3)
+
+
+def odd_syntax_error():
+    return SyntaxError("bad line", ("rules.txt", 3, "column 7", "text"))
+
+
+@pytest.mark.parametrize(
+    ("make_error", "text"),
+    [(odd_syntax_error, "SyntaxError: bad line"), (Unshowable, "Unshowable (its message can not be shown)")],
+)
+def test_an_error_that_can_not_be_formatted_arrives_with_kind_and_place(make_error, text, pool_kind, executor_of):
+    executor = executor_of(1, raising(make_error), backend=pool_kind, in_order=True, max_retries=0)
+    executor.put(0)
+    executor.put(1)
+    with pytest.raises(JobError) as caught:
+        executor.get(timeout=30)
+    assert text in str(caught.value)
+    assert "in fail" in str(caught.value)
+    assert executor.get(timeout=30).value == 1
+
+
+def test_a_cause_that_exits_when_it_is_made_again_is_left_out(executor_of):
+    executor = executor_of(1, raising(ExitsWhenMadeAgain))
+    executor.put(0)
+    with pytest.raises(JobError, match="ExitsWhenMadeAgain") as caught:
+        executor.get(timeout=30)
+    assert caught.value.__cause__ is None
+
+
+def test_a_result_that_exits_when_it_is_made_again_is_one_error(executor_of):
+    executor = executor_of(1, lambda x: Exits())
+    executor.put(0)
+    with pytest.raises(CodecError, match="result can not be unpickled: SystemExit"):
+        executor.get(timeout=30)
+
+
+def nested(levels, innermost=0):
+    item = innermost
+    for _ in range(levels):
+        item = {"a": item}
+    return item
+
+
+def test_an_item_that_is_nested_too_deep_is_one_error(pool_kind, executor_of):
+    executor = executor_of(1, lambda x: 1, backend=pool_kind, in_order=True)
+    executor.put(nested(2000))
+    executor.put(1)
+    with pytest.raises(CodecError, match="item can not be"):
+        executor.get(timeout=30)
+    assert executor.get(timeout=30).value == 1
+
+
+def test_a_result_that_is_nested_too_deep_is_one_error(executor_of):
+    executor = executor_of(1, nested, max_retries=0)
+    executor.put(2000)
+    with pytest.raises(CodecError, match="result can not be pickled"):
+        executor.get(timeout=30)
+
+
+def test_a_job_that_returns_in_a_forked_copy_is_answered_once(executor_of):
+    def fork(x):
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        return os.getpid()
+
+    executor = executor_of(1, fork, in_order=True)
+    for _ in range(4):
+        executor.put(0)
+    assert len({executor.get(timeout=30).value for _ in range(4)}) == 1
+    assert not executor.poll()

@@ -11,7 +11,8 @@ from trw_pipeline.executors.failures import NAMED_AT_MOST, FailureLog
 
 
 def error(number: int) -> JobError:
-    return JobError(f"job {number} failed", key=(number,), uid=f"s{number}", stage="load", attempts=1)
+    message = f"job {number}, sample_uid s{number} failed\n\nTraceback"
+    return JobError(message, key=(number,), uid=f"s{number}", stage="load", attempts=1)
 
 
 def test_raise_raises_the_error_itself():
@@ -71,3 +72,9 @@ def test_a_message_names_the_first_few_and_counts_the_rest():
         log.add(error(99))
     assert f"s{NAMED_AT_MOST - 1}" in str(caught.value)
     assert "s99" not in str(caught.value)
+
+
+def test_a_failure_in_words_is_the_first_line_of_its_error():
+    log = FailureLog("skip", None)
+    log.add(error(4))
+    assert str(log.failures[0]) == "job 4, sample_uid s4 failed"

@@ -323,6 +323,37 @@ def test_workers_end_with_a_killed_parent_also_busy_ones(program, method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stopped", [False, True])
+def test_workers_that_can_not_look_end_with_a_killed_parent(program, stopped):
+    """A job that holds the interpreter lock keeps its worker from noticing, and a stopped one notices nothing."""
+    running = program(f"""
+        import os, re, signal, time
+        from trw_pipeline.executors.job_executor import JobExecutor
+
+        def work(x):
+            if x == "hold":
+                re.match(r"(a+)+$", "a" * 32 + "b")
+            return os.getpid()
+
+        executor = JobExecutor(2, work, start_method="forkserver")
+        for x in range(4):
+            executor.put(x)
+            executor.get(timeout=30)
+        if {stopped}:
+            os.kill(next(iter(executor.pool._seats.values())).pid, signal.SIGSTOP)
+        else:
+            executor.put("hold")
+            executor.poll()
+        time.sleep(0.3)
+        print("begin", flush=True)
+        time.sleep(60)
+        """)
+    assert running.read_line() == "begin"
+    running.send(signal.SIGKILL)
+    running.finish()
+
+
+@pytest.mark.slow
 def test_workers_end_with_a_killed_parent_though_its_other_children_live_on(program):
     """A process that was forked after the workers has copies of the pipes by which they would notice the end."""
     running = program("""
@@ -367,7 +398,9 @@ def test_a_job_may_start_programs_that_hear_ctrl_c(executor_of):
         import sys
 
         child = subprocess.Popen(
-            [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"], stdout=-1, stderr=-3
+            [sys.executable, "-c", "import time; print(1, flush=True)\nwhile True: time.sleep(0.05)"],
+            stdout=-1,
+            stderr=-3,
         )
         child.stdout.readline()
         child.send_signal(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from trw_pipeline.errors import WorkerLostError
+from trw_pipeline.errors import ExecutorError, WorkerLostError
 
 
 def dying_once(flag, number=signal.SIGKILL):
@@ -231,7 +232,7 @@ def test_a_crash_names_its_signal_and_shows_the_python_stack(program):
     """DEATH-4."""
     result = program("""
         import ctypes
-        from trw_pipeline.errors import WorkerLostError
+        from trw_pipeline.errors import ExecutorError, WorkerLostError
         from trw_pipeline.executors.job_executor import JobExecutor
 
         def crash_in_here(x):
@@ -292,3 +293,47 @@ def test_the_children_of_the_program_may_be_reaped_by_others(executor_of):
         executor.close()
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def end_thread(executor):
+    """Raises SystemExit in the thread of the only worker, as a program may in any thread."""
+    (seat,) = executor.pool._seats.values()
+    ident = ctypes.c_ulong(seat.thread._thread.ident)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit)) == 1
+
+
+def test_a_thread_that_ends_between_two_jobs_is_replaced(executor_of):
+    executor = executor_of(1, lambda x: x, backend="thread", in_order=True)
+    executor.put(0)
+    executor.get(timeout=30)
+    end_thread(executor)
+    for i in range(5):
+        executor.put(i)
+    assert [executor.get(timeout=30).value for _ in range(5)] == list(range(5))
+
+
+def test_a_thread_that_ends_with_a_job_in_hand_is_one_error(executor_of):
+    """Its item can not be given to another worker: it was handed over, and may have been changed."""
+    executor = executor_of(1, lambda x: x, backend="thread", in_order=True)
+    executor.put("a")
+    executor.get(timeout=30)
+    executor.pool.results.encode = None  # a fault of ours, between the job and its reply
+    executor.put("b")
+    with pytest.raises(WorkerLostError, match="ended with TypeError"):
+        executor.get(timeout=30)
+    del executor.pool.results.encode
+    executor.put("c")
+    assert executor.get(timeout=30).value == "c"
+
+
+def test_a_pool_whose_folder_was_removed_is_one_error_when_a_worker_dies(executor_of):
+    executor = executor_of(1, dying_always())
+    executor.put(0)
+    executor.get(timeout=30)
+    executor.pool._door.remove()
+    executor.put(3)
+    with pytest.raises(ExecutorError, match="has been removed"):
+        executor.get(timeout=30)
+    executor.reset()
+    executor.put(4)
+    assert executor.get(timeout=30).value == 4

@@ -113,3 +113,16 @@ def test_samples_of_a_loader_are_found_by_uid():
     smaller = SequenceAdaptorTorch(DataLoader(Dicts(), batch_size=2)).subsample_uids(["s3", "s0", "s9"], "name")
     assert numbers(smaller, "target") == [3, 0]
     assert next(iter(smaller))["image"].tolist() == [[[3, 3], [3, 3]]]
+
+
+def test_a_dataset_instead_of_a_loader_is_an_error():
+    with pytest.raises(TypeError, match=r"torch_dataloader must be a .*DataLoader, got Dicts"):
+        SequenceAdaptorTorch(Dicts())
+
+
+def test_a_loader_that_can_not_be_resumed_is_named_and_the_way_out_too():
+    sequence = SequenceAdaptorTorch(tuples(), ["x", "y"]).batch(2)
+    iterator = iter(sequence)
+    next(iterator)
+    with pytest.raises(TypeError, match=r"'SequenceAdaptorTorch' can not be resumed.*set_epoch"):
+        sequence.state_dict()

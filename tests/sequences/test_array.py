@@ -362,3 +362,17 @@ def test_initializer_begins_again():
     sequence.get_next()
     sequence.initializer()
     assert sequence.get_next()["x"] == [5]
+
+
+# Values that would be misread
+
+
+def test_a_masked_array_is_refused_by_its_name():
+    masked = np.ma.masked_array(np.arange(3), [False, True, False])
+    with pytest.raises(ValueError, match=r"'image' is a masked array.*filled"):
+        SequenceArray({"x": np.arange(3), "image": masked})
+
+
+def test_a_split_of_tuples_says_that_tuples_are_batch_wide():
+    with pytest.raises(ValueError, match=r"tuples are batch-wide: make lists of 'x', 'y' if"):
+        SequenceArray({"x": (1, 2), "y": (3, 4), "name": "numbers"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
@@ -305,3 +306,42 @@ def test_a_reservoir_draws_the_same_numbers_for_a_sample_whoever_makes_it():
     inline = found(backend="inline")
     assert inline == found(nb_workers=1) == found(nb_workers=2, backend="thread")
     assert len(set(all_draws(inline))) == 12 * 4
+
+
+# Numbers of any kind
+
+
+def drawn(sequence):
+    return [batch["x"].tolist() for batch in sequence]
+
+
+def test_numbers_of_numpy_give_the_same_epoch_as_pythons():
+    sequences = [SequenceArray({"x": np.arange(50)}).with_seed(kind(5)) for kind in (int, np.int64, np.uint8)]
+    for sequence, kind in zip(sequences, (int, np.int64, np.uint8), strict=True):
+        sequence.set_epoch(kind(7))
+    first, second, third = map(drawn, sequences)
+    assert first == second == third
+
+
+def test_a_state_after_numbers_of_numpy_is_plain_data():
+    sequence = SequenceArray({"x": np.arange(3)}).with_seed(np.int64(5)).batch(1)
+    sequence.set_epoch(np.int64(7))
+    assert json.loads(json.dumps(sequence.state_dict()))["epoch"] == 7
+
+
+class OwnSource(Sequence):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize("make", [lambda: SequenceArray({"x": [1]}), lambda: OwnSource(), lambda: OwnSource().batch(1)])
+@pytest.mark.parametrize(("epoch", "kind"), [(True, TypeError), (7.0, TypeError), ("a", TypeError), (-1, ValueError)])
+def test_an_epoch_that_is_no_number_of_one_is_refused_by_its_value(make, epoch, kind):
+    with pytest.raises(kind, match=f"epoch must be .*, got {epoch!r}"):
+        make().set_epoch(epoch)
+
+
+@pytest.mark.parametrize("seed", [True, 7.0, "a", None])
+def test_a_seed_that_is_no_integer_is_refused_by_its_value(seed):
+    with pytest.raises(TypeError, match=f"seed must be .*, got {seed!r}"):
+        SequenceArray({"x": [1]}).batch(1).with_seed(seed)

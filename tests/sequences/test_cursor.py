@@ -155,3 +155,27 @@ def test_filling_by_hand_is_bounded(gate):
             sequence.fill_queue()
         assert sequence.statistics()["1:Gate"]["jobs_in_flight"] == 2
         gate.open.set()
+
+
+# What an open epoch says of itself
+
+
+@pytest.mark.parametrize(
+    ("chain", "stage"),
+    [
+        (lambda source: source, "array"),
+        (lambda source: source.map(lambda batch: batch), "map"),
+        (lambda source: source.batch(1), "batch"),
+        (lambda source: source.async_reservoir(4, lambda batch: batch, backend="thread"), "async_reservoir"),
+    ],
+)
+def test_an_iterator_says_its_stage_and_how_far_it_is(chain, stage):
+    with chain(SequenceArray({"x": np.arange(2)})) as sequence:
+        iterator = iter(sequence)
+        assert repr(iterator) == f"<{type(iterator).__name__} of {stage!r}: 0 items given>"
+        next(iterator)
+        assert repr(iterator) == f"<{type(iterator).__name__} of {stage!r}: 1 items given>"
+        list(iterator)
+        assert repr(iterator).endswith("items given, over>")
+        iterator.close()
+        assert repr(iterator).endswith("items given, closed>")

@@ -56,5 +56,23 @@ class ReferenceCodec:
         self._waiting.clear()
 
 
+def in_words(error: BaseException) -> str:
+    """Returns the kind and message of an exception of the user, who may have made one that can not be shown."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 (its __str__ may raise anything)
+        return f"{type(error).__name__} (its message can not be shown)"
+
+
+def part_at(path: str, key: Any) -> str:
+    """Returns the name of a part of a dict, such as `item['a']`, also for a key that can not be shown."""
+    try:
+        return f"{path}[{key!r}]"
+    except Exception:  # noqa: BLE001 (its __repr__ may raise anything)
+        return f"{path}[a {type(key).__name__}]"
+
+
 def _number(frames: Sequence[Frame]) -> int:
     return int.from_bytes(bytes(frames[0]), "little")

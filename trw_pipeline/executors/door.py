@@ -57,6 +57,16 @@ class Door:
         assert self.folder is not None, "threads have no slate"
         return f"{self.folder}/{identity.hex()}"
 
+    def check(self) -> None:
+        """Makes sure that a new worker would find the pool: one that waits for a socket that is gone never comes.
+
+        Raises:
+            ExecutorError: the folder or the socket has been removed.
+        """
+        path = self.folder if self.server_key is not None else self.endpoint.removeprefix("ipc://")
+        if path is not None and not os.path.exists(path):
+            raise ExecutorError(f"{path}, where the workers meet, has been removed; no new worker can join")
+
     def remove(self) -> None:
         """Removes the folder, if there still is one."""
         if self.folder is not None:

@@ -36,9 +36,7 @@ class Failure:
     attempts: int
 
     def __str__(self) -> str:
-        uid = "" if self.uid is None else f" (sample_uid {self.uid})"
-        first_line = str(self.error).partition("\n")[0]
-        return f"item {self.key}{uid}: {first_line}"
+        return str(self.error).partition("\n")[0]  # which names the sample
 
 
 class FailureLog:

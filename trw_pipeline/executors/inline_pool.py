@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from trw_pipeline.errors import ExecutorError
@@ -33,6 +35,20 @@ class InlinePool:
     def can_send(self) -> bool:
         """One job at a time: an inline stage does no work that nobody has asked for yet."""
         return not self._jobs
+
+    @property
+    def must_end(self) -> bool:
+        """Never: nobody can close it while it waits."""
+        return False
+
+    @property
+    def is_in_use(self) -> bool:
+        """Never: nobody waits at it."""
+        return False
+
+    def held_open(self) -> AbstractContextManager[None]:
+        """Nothing to keep: there are no sockets."""
+        return contextlib.nullcontext()
 
     def set_function(self, function: MappedFunction) -> None:
         """Sets the function; the first time, runs its `worker_init` here."""

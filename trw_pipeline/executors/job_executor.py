@@ -10,6 +10,7 @@ waits. The table of jobs in flight is the truth; no counter stands beside it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -67,9 +68,9 @@ class JobExecutor:
         name: how errors, `ps` and thread dumps call it.
 
     An item must not be changed between `put` and the arrival of its result: it may have to be sent again, and a job
-    whose worker died may run twice. Use from one thread at a time. Results of jobs that were in flight at `reset` or
-    `close` never arrive. A Ctrl-C while it waits for workers does no harm; after one that came in the midst of a
-    message every use is an ExecutorError, until `reset`.
+    whose worker died may run twice. Use from one thread at a time; only `close` may come from elsewhere. Results of
+    jobs that were in flight at `reset` or `close` never arrive. A Ctrl-C while it waits for workers does no harm; after
+    one that came in the midst of a message every use is an ExecutorError, until `reset`.
 
     Raises:
         ValueError: an argument out of range.
@@ -121,7 +122,7 @@ class JobExecutor:
         self._finished: dict[int, tuple[Job, Answer | FailedJobError]] = {}
         self._due: deque[int] = deque()  # tickets as they will be handed out
         self._closed = False
-        self._broken: ExecutorError | None = None
+        self._broken: ExecutorError | ClosedError | None = None
         self._open_pool()
 
     @property
@@ -207,12 +208,13 @@ class JobExecutor:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.has_room():
             if not self._jobs or not self._may_finish_more() or not self._receive(deadline):
+                self._check()
                 raise WouldBlock(f"{self.nb_in_flight} jobs are in flight; take results with get() first")
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         try:
             self._accept(Job(ticket, key, uid, seed or job_seed(self._seed, ticket)), item)
-        except BaseException:
-            self._interrupted()
+        except BaseException as error:
+            self._interrupted(error)
             raise
         return ticket
 
@@ -281,6 +283,7 @@ class JobExecutor:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.is_ready():
             if not self._jobs:
+                self._check()
                 raise WouldBlock("no job is in flight")
             if not self._receive(deadline):
                 raise WouldBlock("no job has finished yet")
@@ -288,8 +291,8 @@ class JobExecutor:
             job, outcome = self._finished.pop(self._due.popleft())
             if isinstance(outcome, Answer):
                 outcome = self._opened(job, outcome)
-        except BaseException:
-            self._interrupted()
+        except BaseException as error:
+            self._interrupted(error)
             raise
         if isinstance(outcome, FailedJobError):
             self._counts["jobs_failed"] += 1
@@ -323,9 +326,9 @@ class JobExecutor:
         except ExecutorError as error:
             self._break(error)
             raise
-        except BaseException:
+        except BaseException as error:
             if not self.pool.is_waiting:
-                self._interrupted()
+                self._interrupted(error)
             raise
         return answer is not None or bool(lost)
 
@@ -351,24 +354,31 @@ class JobExecutor:
         self._counts["jobs_lost"] += 1
         if not lost.was_running:
             job.attempts -= 1  # it only waited there
-        if job.attempts > self._max_retries:
+        if job.attempts > self._max_retries or not lost.may_run_again:
             reason = f"lost its worker at each of {job.attempts} attempts; the last one, pid {lost.pid}, {lost.how}"
             self._finish(job, self._errors.make(WorkerLostError, job, reason, lost.pid))
             return
         self._counts["jobs_retried"] += 1
         self._send(job)
 
-    def _break(self, error: ExecutorError) -> None:
+    def _break(self, error: ExecutorError | ClosedError) -> None:
         self._broken = error
         self._finalizer()
 
-    def _interrupted(self) -> None:
-        """A signal handler raised (Ctrl-C) where a job or a message was half done: better no pool than a wrong one."""
+    def _interrupted(self, error: BaseException) -> None:
+        """A signal handler raised (Ctrl-C) where a job or a message was half done: better no pool than a wrong one.
+
+        Or another thread closed the executor: whatever that did to what was going on here, it is a ClosedError.
+        """
+        if isinstance(error, ClosedError):
+            return
+        if self._closed and isinstance(error, Exception):
+            raise ClosedError("this executor is closed") from error
         self._break(ExecutorError(f"{self._errors.label!r} was interrupted among its jobs; reset() starts it again"))
 
     @property
     def is_broken(self) -> bool:
-        """Whether the workers could not start, or were interrupted; `reset` starts them again."""
+        """Whether the workers could not start, or were interrupted or taken away in use; `reset` starts them again."""
         return self._broken is not None
 
     @property
@@ -378,6 +388,11 @@ class JobExecutor:
 
     # Life
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process made it; a forked copy can not use it."""
+        return in_owner(self._owner)
+
     def _check(self) -> None:
         self._check_owner()
         if self._broken is not None:
@@ -386,14 +401,14 @@ class JobExecutor:
     def _check_owner(self) -> None:
         if self._closed:
             raise ClosedError("this executor is closed")
-        if not in_owner(self._owner):
+        if not self.is_ours:
             raise ExecutorError("this executor belongs to another process; make one here")
 
     def reset(self) -> None:
         """Forgets all jobs: what waits is given up, what runs goes on and its result is dropped.
 
         A function that changed since it was sent (an attribute of a transform, say) is sent again. An executor that is
-        broken starts its workers again.
+        broken starts its workers again. From another thread it ends, like `close`, what goes on there.
 
         Raises:
             ClosedError: after `close`.
@@ -412,6 +427,10 @@ class JobExecutor:
         if self._broken is not None:
             self._open_pool()
             self._broken = None
+        elif (
+            self.pool.is_in_use
+        ):  # from elsewhere, like `close`: that use ends, and new workers start at the next reset
+            self._break(ClosedError(f"{self._errors.label!r} was reset while it was in use"))
         else:
             self.pool.cancel_below(self._next_ticket)
             self.pool.set_function(self._function)
@@ -422,9 +441,7 @@ class JobExecutor:
             return
         self._closed = True
         self._finalizer.detach()
-        self.pool.close(timeout)
-        self._jobs.clear()
-        self._finished.clear()
+        self.pool.close(timeout)  # the jobs stay counted: whoever uses it must not take a close for having none left
         for channel in (self.channel_main_to_worker, self.channel_worker_to_main, *self._worker_channels):
             if channel is not None:
                 channel.close()
@@ -458,7 +475,7 @@ class JobExecutor:
 
 
 def wait_for_any(executors: Sequence[JobExecutor], timeout_s: float | None = None) -> None:
-    """Returns when something came in for one of the executors (an answer, a death), or after `timeout_s`.
+    """Returns when something came in for one of the executors (an answer, a death, a close), or after `timeout_s`.
 
     It takes in what has arrived for all of them. So one whose results nobody wants at present does not end the wait
     of the others for ever.
@@ -469,11 +486,15 @@ def wait_for_any(executors: Sequence[JobExecutor], timeout_s: float | None = Non
     if any([executor.take_in() for executor in executors]):
         return
     poller = zmq.Poller()
-    for executor in executors:
-        for waitable in executor.pool.waitables():
-            poller.register(waitable, zmq.POLLIN)
     start = time.monotonic()
-    poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+    with contextlib.ExitStack() as uses:
+        for pool in dict.fromkeys(executor.pool for executor in executors):
+            uses.enter_context(pool.held_open())
+            if pool.must_end:
+                return
+            for waitable in pool.waitables():
+                poller.register(waitable, zmq.POLLIN)
+        poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
     waited_s = time.monotonic() - start
     for executor in executors:
         executor.wait_s += waited_s

@@ -12,7 +12,7 @@ from typing import Any, cast
 import cloudpickle
 
 from trw_pipeline.errors import CodecError
-from trw_pipeline.executors.codec import Frame
+from trw_pipeline.executors.codec import Frame, in_words, part_at
 
 OUT_OF_BAND_BYTES = 16 * 1024
 """Smaller buffers stay in the pickle: below about this size a frame of its own costs more than the copy it saves."""
@@ -49,10 +49,11 @@ class PickleCodec:
 
         try:
             return [_pickled(obj, keep), *buffers]
-        except Exception as error:
-            # An object's own pickling hook may raise anything. KeyboardInterrupt passes.
-            path = next(_unpicklable_parts(obj, self._noun, set()), self._noun)
-            raise CodecError(f"{path} can not be pickled: {type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # an object's own pickling hook may raise anything, SystemExit too
+            path = _unpicklable_part(obj, self._noun)
+            raise CodecError(f"{path} can not be pickled: {in_words(error)}") from error
 
     def decode(self, frames: Sequence[Frame]) -> Any:
         """Returns the object; its large arrays are views of the frames.
@@ -62,8 +63,10 @@ class PickleCodec:
         """
         try:
             return pickle.loads(_buffer(frames[0]), buffers=[_buffer(frame) for frame in frames[1:]])
-        except Exception as error:
-            raise CodecError(f"{self._noun} can not be unpickled: {type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as above, when the object is made again
+            raise CodecError(f"{self._noun} can not be unpickled: {in_words(error)}") from error
 
     def discard(self, frames: Sequence[Frame]) -> None:
         """Nothing to free: the frames own their memory."""
@@ -113,6 +116,14 @@ def _reduce_tensor(torch: Any, tensor: Any) -> tuple[Any, ...]:
         return torch.Tensor.view, (tensor.contiguous().view(bits), tensor.dtype)
 
 
+def _unpicklable_part(obj: Any, noun: str) -> str:
+    """Returns where the first part stands that can not be pickled, or `noun` where that can not be found out."""
+    try:
+        return next(_unpicklable_parts(obj, noun, set()), noun)
+    except Exception:  # noqa: BLE001 (nested too deep to be searched, or its own hooks raise)
+        return noun
+
+
 def _unpicklable_parts(obj: Any, path: str, seen: set[int]) -> Iterator[str]:
     """Yields where the innermost parts stand that can not be pickled, such as `item['a'][2]`."""
     if id(obj) in seen:
@@ -121,11 +132,13 @@ def _unpicklable_parts(obj: Any, path: str, seen: set[int]) -> Iterator[str]:
     try:
         _pickled(obj)
         return
-    except Exception:  # noqa: BLE001, S110 (it is known to fail; where is what we want to know)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001, S110 (it is known to fail; where is what we want to know)
         pass
     parts: list[tuple[str, Any]] = []
     if isinstance(obj, dict):
-        parts = [(f"{path}[{key!r}]", value) for key, value in cast("dict[Any, Any]", obj).items()]
+        parts = [(part_at(path, key), value) for key, value in cast("dict[Any, Any]", obj).items()]
     elif isinstance(obj, (list, tuple)):
         parts = [(f"{path}[{i}]", value) for i, value in enumerate(cast("Sequence[Any]", obj))]
     elif hasattr(obj, "__dict__") and not isinstance(obj, type):

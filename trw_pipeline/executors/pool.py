@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, SupportsIndex
 
 from trw_pipeline.executors.codec import Codec, Frame
 from trw_pipeline.executors.function import MappedFunction
@@ -27,6 +29,20 @@ class WorkerPool(Protocol):
     @property
     def can_send(self) -> bool:
         """Whether a job sent now would be taken up; a pool without queues takes one at a time."""
+        ...
+
+    @property
+    def must_end(self) -> bool:
+        """Whether a close has been asked for: nothing may be begun any more."""
+        ...
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a call that has not returned is at it, of another thread or further up in this one."""
+        ...
+
+    def held_open(self) -> AbstractContextManager[None]:
+        """Keeps what `waitables` returns open, unless it `must_end` already. A `close` meanwhile makes it readable."""
         ...
 
     def set_function(self, function: MappedFunction) -> None:
@@ -63,7 +79,7 @@ class WorkerPool(Protocol):
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Ends the workers, by force after `timeout_s`. Idempotent."""
+        """Ends the workers, by force after `timeout_s`. Idempotent; from any thread or signal handler."""
         ...
 
 
@@ -74,11 +90,11 @@ def pool_size(nb_workers: int) -> int:
         TypeError: it is not an int.
         ValueError: it is negative.
     """
-    if isinstance(nb_workers, bool) or not isinstance(nb_workers, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(nb_workers, bool) or not isinstance(nb_workers, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"nb_workers must be an int, got {nb_workers!r}")
-    if nb_workers < 0:
+    if operator.index(nb_workers) < 0:
         raise ValueError(f"nb_workers must be at least 0, got {nb_workers}")
-    return nb_workers
+    return operator.index(nb_workers)
 
 
 def bound(name: str, value: int | None, if_none: int, at_least: int = 0) -> int:
@@ -89,11 +105,11 @@ def bound(name: str, value: int | None, if_none: int, at_least: int = 0) -> int:
         ValueError: it is below `at_least`.
     """
     value = if_none if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"{name} must be an int or None, got {value!r}")
-    if value < at_least:
+    if operator.index(value) < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {value}")
-    return value
+    return operator.index(value)
 
 
 def in_owner(pid: int) -> bool:

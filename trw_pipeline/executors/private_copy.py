@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from trw_pipeline.errors import CodecError
+from trw_pipeline.executors.codec import in_words, part_at
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, range, type(...)})
 
@@ -24,9 +25,13 @@ def private_copy(obj: Any, noun: str = "item") -> Any:
         noun: what it is, for the error.
 
     Raises:
-        CodecError: a part can not be copied (a lock, a generator, an open file); the message names it.
+        CodecError: a part can not be copied (a lock, a generator, an open file); the message names it. Or `obj` is
+            nested too deep.
     """
-    return _copied(obj, noun)
+    try:
+        return _copied(obj, noun)
+    except RecursionError as error:
+        raise CodecError(f"{noun} can not be copied: {in_words(error)}") from error
 
 
 def _copied(obj: Any, path: str) -> Any:
@@ -36,7 +41,7 @@ def _copied(obj: Any, path: str) -> Any:
     if kind is np.ndarray and not obj.dtype.hasobject:
         return obj.copy()
     if kind is dict:
-        return {key: _copied(value, f"{path}[{key!r}]") for key, value in cast("dict[Any, Any]", obj).items()}
+        return {key: _copied(value, part_at(path, key)) for key, value in cast("dict[Any, Any]", obj).items()}
     if kind is list:
         return [_copied(value, f"{path}[{i}]") for i, value in enumerate(cast("list[Any]", obj))]
     if kind is tuple:
@@ -49,4 +54,4 @@ def _copied(obj: Any, path: str) -> Any:
     try:
         return copy.deepcopy(obj)
     except Exception as error:
-        raise CodecError(f"{path} can not be copied: {type(error).__name__}: {error}") from error
+        raise CodecError(f"{path} can not be copied: {in_words(error)}") from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from trw_pipeline.executors.codec import Frame
+from trw_pipeline.executors.codec import Frame, in_words
 
 
 class Order(IntEnum):
@@ -67,12 +67,14 @@ class Lost:
     Attributes:
         was_running: it may have been what killed the worker, which was at it.
         how: how the worker ended, in words.
+        may_run_again: its item is still there. A thread has taken the item itself, not a copy.
     """
 
     ticket: int
     was_running: bool
     pid: int | None
     how: str
+    may_run_again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +95,20 @@ class ErrorReport:
 
     @classmethod
     def of(cls, error: BaseException, exception: BaseException | bytes | None, of_codec: bool = False) -> ErrorReport:
-        """Describes `error`, leaving out our own frames above the mapped function."""
-        shown = error.with_traceback(_below_us(error))
-        return cls(
-            summary="".join(traceback.format_exception_only(shown)).strip(),
-            text="".join(traceback.format_exception(shown)),
-            exception=exception,
-            of_codec=of_codec,
-        )
+        """Describes `error`, leaving out our own frames above the mapped function.
+
+        Never fails: of an exception that `traceback` can not format, the kind, message and frames are shown.
+        """
+        try:
+            shown = error.with_traceback(_below_us(error))
+            summary = "".join(traceback.format_exception_only(shown)).strip()
+            text = "".join(traceback.format_exception(shown))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 (attributes of the exception are code of the user)
+            summary = in_words(error)
+            text = "".join(["Traceback (most recent call last):\n", *traceback.format_tb(_below_us(error)), summary])
+        return cls(summary, text, exception, of_codec)
 
     def cause(self) -> BaseException | None:
         """Returns the exception as it can be had here; None if there is none, or its class can not be made again."""
@@ -108,7 +116,9 @@ class ErrorReport:
             return self.exception
         try:
             rebuilt: Any = pickle.loads(self.exception)
-        except Exception:  # noqa: BLE001 (the class may do what it likes; the text says what happened)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # noqa: BLE001 (the class may do what it likes; the text says what happened)
             return None
         return rebuilt if isinstance(rebuilt, BaseException) else None
 

@@ -20,6 +20,7 @@ from multiprocess import forkserver, resource_tracker, spawn
 
 from trw_pipeline.errors import ExecutorError
 from trw_pipeline.executors.door import Door, short_temp_dir
+from trw_pipeline.executors.fork_server import end_with_fork_server
 from trw_pipeline.executors.worker import worker_main
 from trw_pipeline.typing import StartMethod
 
@@ -73,7 +74,9 @@ class WorkerProcess:
     """
 
     def __init__(self, start_method: StartMethod, name: str, arguments: tuple[Door, bytes, int, Any]) -> None:
-        process: Any = _multiprocess.get_context(start_method).Process(target=_worker, args=arguments, name=name)
+        process: Any = _multiprocess.get_context(start_method).Process(
+            target=_worker, args=(start_method, *arguments), name=name
+        )
         self._process = process
         self._pidfd: int | None = None
         try:
@@ -126,7 +129,9 @@ def one_way_pipe() -> tuple[Any, Any]:
     return _multiprocess.Pipe(duplex=False)
 
 
-def _worker(*arguments: Any) -> None:
+def _worker(start_method: StartMethod, *arguments: Any) -> None:
+    if start_method == "forkserver":
+        end_with_fork_server()
     worker_main(*arguments, block_until_parent_dies=_wait_for_parents_end)
 
 

@@ -161,7 +161,7 @@ class Worker:
 
             pickling_support.install(error)  # its traceback travels with it, and those of its causes
             pickled = cloudpickle.dumps(error)
-        except Exception:  # noqa: BLE001 (then its text has to do)
+        except BaseException:  # noqa: BLE001 (then its text has to do)
             pickled = None
         return ErrorReport(report.summary, report.text, pickled)
 
@@ -169,6 +169,8 @@ class Worker:
         self._reply(reply, ticket, self._replies.encode(report), duration_s)
 
     def _reply(self, reply: Reply, ticket: int = 0, frames: Sequence[Frame] = (), duration_s: float = 0.0) -> None:
+        if os.getpid() != self._pid:
+            os._exit(0)  # the job forked, and came back in the copy as well: only the original answers
         # Copied on the way out: a function may return the same buffer from every call and fill it again at once.
         # Without a mark at which it would wait, a send waits only where there is nobody to send to.
         head = REPLY_HEAD.pack(reply, ticket, self._pid, duration_s)

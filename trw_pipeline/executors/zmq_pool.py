@@ -13,16 +13,13 @@ Sockets and sentinels stand in one poller; nothing runs in the background of the
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import functools
 import itertools
 import logging
 import math
-import os
 import signal
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -30,15 +27,16 @@ from typing import Any
 import zmq
 
 from trw_pipeline.errors import ExecutorError
+from trw_pipeline.executors.closing import ClosableInUse
 from trw_pipeline.executors.codec import Codec, Frame, ReferenceCodec
 from trw_pipeline.executors.door import Door, Transport, open_door
 from trw_pipeline.executors.function import MappedFunction
 from trw_pipeline.executors.pickle_codec import PickleCodec
-from trw_pipeline.executors.pool import in_owner
 from trw_pipeline.executors.protocol import ORDER_HEAD, REPLY_HEAD, Answer, ErrorReport, Lost, Order, Reply
 from trw_pipeline.executors.slate import read_slate
 from trw_pipeline.executors.start import WorkerProcess
 from trw_pipeline.executors.worker import Worker
+from trw_pipeline.executors.worker_thread import WorkerThread
 from trw_pipeline.typing import StartMethod
 
 logger = logging.getLogger(__name__)
@@ -50,7 +48,6 @@ LOOK_FOR_DEATHS_S = 0.1
 """So often sentinels are looked at while answers come without a pause; otherwise the wait for answers watches them."""
 
 _NO_SEED = bytes(32)
-_open_pools: weakref.WeakSet[ZmqPool] = weakref.WeakSet()
 
 
 class _Seat:
@@ -63,14 +60,21 @@ class _Seat:
         self.ready = False
         self.pid: int | None = None
         self.process: WorkerProcess | None = None
-        self.thread: threading.Thread | None = None
+        self.thread: WorkerThread | None = None
+        self.at: int | None = None  # of a thread: the job it is at. A process has a slate
+
+    def note(self, ticket: int | None) -> None:
+        """Is told by a thread what it is at."""
+        self.at = ticket
 
     @property
-    def sentinel(self) -> int | None:
-        return None if self.process is None else self.process.sentinel
+    def sentinel(self) -> int:
+        worker = self.process or self.thread
+        assert worker is not None, "a seat is taken before anybody looks"
+        return worker.sentinel
 
 
-class ZmqPool:
+class ZmqPool(ClosableInUse):
     """A pool of `nb_workers` threads (`start_method=None`) or processes.
 
     Args:
@@ -94,6 +98,7 @@ class ZmqPool:
         channels: tuple[Any, Any] = (None, None),
         transport: Transport | None = None,
     ) -> None:
+        super().__init__(f"the workers of {name!r}")
         self.items: Codec = ReferenceCodec() if start_method is None else PickleCodec("item")
         self.results: Codec = ReferenceCodec() if start_method is None else PickleCodec("result")
         self.is_waiting = False
@@ -101,8 +106,6 @@ class ZmqPool:
         self._threads_per_worker = threads_per_worker
         self._name = name
         self._channels = channels
-        self._owner = os.getpid()
-        self._closed = False
         self._numbers = itertools.count()
         self._function_frames: Sequence[Frame] | None = None
         self._function: MappedFunction | None = None
@@ -112,10 +115,9 @@ class ZmqPool:
         self._look_again = 0.0  # when sentinels are looked at though answers are waiting, by time.monotonic()
         self._seats: dict[bytes, _Seat] = {}
         self._door: Door | None = None
-        # Threads share the program's context, since one that is stuck in a job can not be made to leave its own.
-        self._context: zmq.Context[Any] = zmq.Context.instance() if start_method is None else zmq.Context()
+        # Threads share a context, since one that is stuck in a job can not be made to leave its own.
+        self._context = _context_of_threads(self._owner) if start_method is None else zmq.Context[Any]()
         self._socket = self._context.socket(zmq.ROUTER)
-        _open_pools.add(self)
         try:
             between_processes: Transport = transport or ("ipc" if zmq.has("ipc") else "tcp")
             self._door = open_door(self._socket, "inproc" if start_method is None else between_processes)
@@ -131,17 +133,17 @@ class ZmqPool:
         assert self._door is not None, "the door is open from the start"
         number = next(self._numbers)
         seat = _Seat(number)
-        self._seats[seat.identity] = seat
         name = f"trw-{self._name}-{number}"
         if self._start_method is None:
-            socket = self._door.connect(self._context, seat.identity)
-            worker = Worker(socket, self.items, self.results, self._channels, own_process=False)
-            seat.thread = threading.Thread(target=worker.serve, name=name, daemon=True)
-            seat.thread.start()
+            dealer = self._door.connect(self._context, seat.identity)
+            worker = Worker(dealer, self.items, self.results, self._channels, own_process=False, note=seat.note)
+            seat.thread = WorkerThread(worker, name)
         else:
+            self._door.check()
             arguments = (self._door, seat.identity, self._threads_per_worker, self._channels)
             seat.process = WorkerProcess(self._start_method, name, arguments)
             seat.pid = seat.process.pid
+        self._seats[seat.identity] = seat
         if self._function is not None:
             self._send_function(seat)
 
@@ -161,8 +163,9 @@ class ZmqPool:
             if frames == self._function_frames:
                 return
             self._function_frames = frames
-        for seat in self._seats.values():
-            self._send_function(seat)
+        with self.using():
+            for seat in self._seats.values():
+                self._send_function(seat)
 
     def _send_function(self, seat: _Seat) -> None:
         # By reference, each decode consumes what was encoded; as frames, the same ones go to every worker.
@@ -171,15 +174,17 @@ class ZmqPool:
 
     def send(self, ticket: int, seed: bytes, frames: Sequence[Frame]) -> None:
         """Hands the job to the worker that holds the fewest."""
-        seat = min(self._seats.values(), key=lambda seat: len(seat.held))
-        seat.held[ticket] = None
-        self._post(seat, [ORDER_HEAD.pack(Order.JOB, ticket, seed), *frames])
+        with self.using():
+            seat = min(self._seats.values(), key=lambda seat: len(seat.held))
+            seat.held[ticket] = None
+            self._post(seat, [ORDER_HEAD.pack(Order.JOB, ticket, seed), *frames])
 
     def cancel_below(self, ticket: int) -> None:
         """Tells every worker that holds a job below `ticket` to give it up if it is still waiting."""
-        for seat in self._seats.values():
-            if any(held < ticket for held in seat.held):
-                self._post(seat, [ORDER_HEAD.pack(Order.CANCEL, ticket, _NO_SEED)])
+        with self.using():
+            for seat in self._seats.values():
+                if any(held < ticket for held in seat.held):
+                    self._post(seat, [ORDER_HEAD.pack(Order.CANCEL, ticket, _NO_SEED)])
 
     def _post(self, seat: _Seat, message: Sequence[Frame]) -> None:
         if seat.outbox is not None:
@@ -196,6 +201,10 @@ class ZmqPool:
 
     def recv(self, timeout_s: float | None) -> Answer | None:
         """Returns the next answer. Deaths are looked for whenever no answer is waiting."""
+        with self.using():
+            return self._next_answer(timeout_s)
+
+    def _next_answer(self, timeout_s: float | None) -> Answer | None:
         now = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
         self.is_waiting = False
@@ -204,6 +213,8 @@ class ZmqPool:
             if self._arrived and now < self._look_again:
                 return self._arrived.popleft()
             events = self._poll(0 if self._arrived else None if deadline is None else max(0.0, deadline - now))
+            if self.must_end:
+                return None
             for seat in [seat for seat in self._seats.values() if seat.sentinel in events]:
                 self._bury(seat)
             if self._arrived or self._lost or not events:
@@ -221,8 +232,8 @@ class ZmqPool:
         return dict(events)
 
     def waitables(self) -> list[Any]:
-        """Returns the socket of all answers and the sentinel of every worker process."""
-        return [self._socket, *(s.sentinel for s in self._seats.values() if s.sentinel is not None)]
+        """Returns the socket of all answers, the bell, and the sentinel of every worker."""
+        return [self._socket, self.bell.fileno(), *(seat.sentinel for seat in self._seats.values())]
 
     def _read(self) -> None:
         """Takes in every message that is here."""
@@ -259,19 +270,23 @@ class ZmqPool:
 
     def _bury(self, seat: _Seat) -> None:
         """Reports what a dead worker held, and replaces it."""
-        assert seat.process is not None, "threads have no sentinel"
         assert self._door is not None, "the door is open from the start"
         self._read()
         del self._seats[seat.identity]
-        how = _how_it_ended(seat.process.end())
+        if seat.thread is not None:
+            seat.thread.end()
+            how, ticket = seat.thread.how_it_ended, seat.at
+        else:
+            assert seat.process is not None, "a worker is a thread or a process"
+            how, ticket = _how_it_ended(seat.process.end()), read_slate(self._door.slate_path(seat.identity))
         logger.warning("worker %s of %r %s while it held %d jobs", seat.pid, self._name, how, len(seat.held))
-        ticket = read_slate(self._door.slate_path(seat.identity))
         was_ready = seat.ready or ticket is not None
         # Where it was at none of them (between two, or at one whose answer has come), the oldest counts an attempt:
         # without one, a job that kills its worker a moment later would be tried for ever.
         at = ticket if ticket in seat.held else next(iter(seat.held), None)
         for held in seat.held:
-            self._lost.append(Lost(held, was_running=was_ready and held == at, pid=seat.pid, how=how))
+            has_item = seat.thread is None or held != ticket
+            self._lost.append(Lost(held, was_ready and held == at, seat.pid, how, may_run_again=has_item))
         if not was_ready:
             self._starts_in_vain += 1
             if self._starts_in_vain >= MAX_STARTS_IN_VAIN:
@@ -287,14 +302,11 @@ class ZmqPool:
 
     # Closing
 
-    def close(self, timeout_s: float) -> None:
+    def _end(self, timeout_s: float) -> None:
         """Asks every worker to stop, kills those that do not within `timeout_s`, and removes the endpoint.
 
         A thread can not be killed: one that is still busy ends after its job, and does not keep the program alive.
         """
-        if self._closed or not in_owner(self._owner):
-            return
-        self._closed = True
         processes = [seat.process for seat in self._seats.values() if seat.process is not None]
         try:
             self._ask_to_stop(timeout_s)
@@ -303,6 +315,9 @@ class ZmqPool:
                 process.kill()
             for process in processes:
                 process.end()
+            for seat in self._seats.values():
+                if seat.thread is not None:
+                    seat.thread.end()
             self._socket.close(linger=0)
             if self._start_method is not None:
                 self._context.term()
@@ -318,7 +333,7 @@ class ZmqPool:
         for seat in self._seats.values():
             if seat.thread is not None:
                 self._flush(seat)
-                seat.thread.join(max(0.0, deadline - time.monotonic()))
+                seat.thread.wait(max(0.0, deadline - time.monotonic()))
             elif seat.process is not None and seat.outbox is None:
                 seat.process.wait(max(0.0, deadline - time.monotonic()))
 
@@ -329,16 +344,16 @@ class ZmqPool:
                 self._read()
 
 
+@functools.cache
+def _context_of_threads(pid: int) -> zmq.Context[Any]:
+    """Returns the context of the thread pools of a process. ZeroMQ's shared one may be terminated by the program."""
+    del pid
+    return zmq.Context()
+
+
 def _how_it_ended(exitcode: int | None) -> str:
     if exitcode is None or exitcode >= 0:
         return f"ended with exit code {exitcode}"
     name = signal.Signals(-exitcode).name if -exitcode in set(signal.Signals) else f"signal {-exitcode}"
     hint = " (often the out-of-memory killer)" if name == "SIGKILL" else ""
     return f"was ended by {name}{hint}"
-
-
-@atexit.register
-def _close_open_pools() -> None:
-    """Ends the workers of pools that nobody closed."""
-    for pool in list(_open_pools):
-        pool.close(timeout_s=0.5)

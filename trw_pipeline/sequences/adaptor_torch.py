@@ -27,10 +27,16 @@ class SequenceAdaptorTorch(EngineRecipe, Sequence):
 
     Raises:
         ValueError: while iterating, a batch has not as many features as there are names.
-        TypeError: while iterating, a batch is neither a dict, a tuple nor a list.
+        TypeError: `torch_dataloader` is not a loader (a dataset is none); or, while iterating, a batch is neither a
+            dict, a tuple nor a list.
     """
 
     def __init__(self, torch_dataloader: DataLoader[Any], features: Values[str] | None = None) -> None:
+        if not all(hasattr(torch_dataloader, name) for name in ("sampler", "batch_sampler")):
+            raise TypeError(
+                f"torch_dataloader must be a torch.utils.data.DataLoader, got {type(torch_dataloader).__name__}; of a "
+                "dataset make one: DataLoader(dataset, batch_size=...)"
+            )
         super().__init__(None, torch_dataloader=torch_dataloader, features=features)
         self._loader = torch_dataloader
         self._features = None if features is None else list(features)
@@ -42,7 +48,7 @@ class SequenceAdaptorTorch(EngineRecipe, Sequence):
             set_epoch = getattr(sampler, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch.number)
-        return PlainIterator(self._named())
+        return PlainIterator(self._named(), type(self).__name__)
 
     def _named(self) -> Iterator[Batch]:
         for batch in self._loader:

@@ -15,9 +15,9 @@ from trw_pipeline.errors import CheckpointError
 from trw_pipeline.executors.function import MappedFunction
 from trw_pipeline.executors.private_copy import private_copy
 from trw_pipeline.seeding import generator, job_seed, seeded_globals
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, next_of, without_signals
 from trw_pipeline.sequences.recipe import EngineRecipe
-from trw_pipeline.sequences.samplers import Sampler, SamplerRandom
+from trw_pipeline.sequences.samplers import Sampler, SamplerRandom, drawn_rows
 from trw_pipeline.sequences.stage import check_count, check_sampler, order_of
 from trw_pipeline.typing import Batch, Function, default_sample_uid_name
 
@@ -47,9 +47,10 @@ class Rows:
         return len_batch(self.split, shared_features=self.shared_features)
 
     def get(self, indices: Any) -> dict[str, Any]:
-        """Returns the batch of the rows `indices` (an int, or a list or array of ints)."""
-        rows = np.atleast_1d(np.asarray(indices, dtype=np.int64))
-        return {**self.split, **{name: self._rows_of(value, rows) for name, value in self.samples.items()}}
+        """Returns the batch of the rows `indices` (an int, or a list or array of ints); see `drawn_rows`."""
+        samples = self.samples
+        rows = drawn_rows("rows to draw", indices, self.nb_samples)
+        return {**self.split, **{name: self._rows_of(value, rows) for name, value in samples.items()}}
 
     def _rows_of(self, value: Any, rows: np.ndarray) -> Any:
         if not self.use_advanced_indexing:
@@ -95,13 +96,13 @@ class ArrayIterator(SequenceIterator):
 
     def advance(self) -> KeyedItem:
         """Returns the next batch; its key is its number in the epoch."""
-        indices = next(self._order)
+        indices = next_of(self._order, type(self._sampler).__name__)
         key = (self._number,)
         batch: Batch = self._rows.get(indices)
         if self._transforms is not None:
             seed = job_seed(self._epoch.seed, self._epoch.number, 0, key)
             with seeded_globals(seed):
-                batch = without_stop(self._transforms, batch, seed)
+                batch = without_signals(self._transforms, batch, seed)
         self._number += 1
         return key, batch
 
@@ -117,7 +118,7 @@ class ArrayIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Draws the order again and skips the indices already used, not the samples."""
-        self.check_position(position, "nb_samples", "seed", "epoch", "number")
+        self.check_position(position, nb_samples=int, seed=int, epoch=int, number=int)
         if position["nb_samples"] != self._rows.nb_samples:
             raise CheckpointError(
                 f"the state was saved in an epoch of {position['nb_samples']} samples, here are {self._rows.nb_samples}"
@@ -152,8 +153,7 @@ class ArrayRecipe(EngineRecipe):
         self.shared_features = tuple(shared_features)
         self.sampler = SamplerRandom() if sampler is None else check_sampler("sampler", sampler)
         rows = Rows(dict(split), self.shared_features, use_advanced_indexing)
-        if split and not rows.samples:
-            raise ValueError(f"split needs an array, tensor or list with one row for each sample, got {sorted(split)}")
+        check_values(split, rows.samples)
         if sample_uid_name is not None and sample_uid_name not in split:
             rows = replace(rows, split={**split, sample_uid_name: np.arange(rows.nb_samples)})
         self.batch_wide_features = tuple(name for name in split if name not in rows.samples)
@@ -226,6 +226,27 @@ class ArrayRecipe(EngineRecipe):
     def describe_stage(self) -> str:
         """Returns this stage as one line."""
         return f"SequenceArray({self.nb_samples} samples of {', '.join(self.split)}; {self.sampler!r})"
+
+
+def check_values(split: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
+    """Raises ValueError for values that would be misread, by their names.
+
+    Args:
+        split: feature name -> value.
+        samples: those of its features that have one value for each sample.
+    """
+    for name, value in split.items():
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError(
+                f"feature {name!r} is a masked array, whose mask would be lost: give {name}.filled(value), and the "
+                "mask as a feature of its own"
+            )
+    if split and not samples:
+        tuples = ", ".join(repr(name) for name, value in split.items() if isinstance(value, tuple))
+        raise ValueError(
+            f"split needs an array, tensor or list with one row for each sample, got {sorted(split)}"
+            + (f"; tuples are batch-wide: make lists of {tuples} if they hold one value for each sample" * bool(tuples))
+        )
 
 
 def rows_with(batch: Mapping[str, Any], name: str, uids: list[Any]) -> list[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, check_count
 from trw_pipeline.typing import Item
@@ -55,7 +55,7 @@ class BatchIterator(SequenceIterator):
             raise StopIteration
         key, self._count = (self._count,), self._count + 1
         flat = [one for item in items for one in (cast("list[Item]", item) if isinstance(item, list) else [item])]
-        return key, flat if self._collate is None else without_stop(self._collate, flat)
+        return key, flat if self._collate is None else without_signals(self._collate, flat)
 
     def position(self) -> State:
         """Returns the number of the next group and where the source stood before it."""
@@ -64,7 +64,7 @@ class BatchIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there."""
-        self.check_position(position, "count", "source")
+        self.check_position(position, count=int, source=Mapping)
         self._source.go_to(position["source"])
         self._count = position["count"]
 

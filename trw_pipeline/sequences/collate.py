@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from trw_pipeline.batches.collate import default_collate_fn
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe
 from trw_pipeline.typing import Item
@@ -27,7 +27,7 @@ class CollateIterator(SequenceIterator):
     def advance(self) -> KeyedItem:
         """Returns the next item, collated."""
         key, item = self._source.advance()
-        return key, without_stop(self._collate, item)
+        return key, without_signals(self._collate, item)
 
     def position(self) -> State:
         """Returns the position of the source."""
@@ -35,7 +35,7 @@ class CollateIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there."""
-        self.check_position(position, "source")
+        self.check_position(position, source=Mapping)
         self._source.go_to(position["source"])
 
 

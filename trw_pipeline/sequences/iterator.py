@@ -52,6 +52,7 @@ class SequenceIterator(Iterator[Item], ABC):
         self.has_stable_keys = self.is_reproducible
         self.is_over = False
         self._closed = False
+        self._nb_given = 0
 
     @abstractmethod
     def advance(self) -> KeyedItem:
@@ -80,7 +81,7 @@ class SequenceIterator(Iterator[Item], ABC):
             if self._closed:
                 raise ClosedError(f"this iterator of {self.stage!r} is closed")
             try:
-                return self.advance()[1]
+                item = self.advance()[1]
             except StopIteration:
                 self.is_over = True
                 raise
@@ -88,6 +89,9 @@ class SequenceIterator(Iterator[Item], ABC):
                 executors = self.executors()
                 if not blocking or not executors:
                     raise
+            else:
+                self._nb_given += 1
+                return item
             wait_for_any(executors)
 
     def executors(self) -> list[JobExecutor]:
@@ -125,7 +129,7 @@ class SequenceIterator(Iterator[Item], ABC):
 
     def position(self) -> State:
         """Returns what `state_dict` copies: it may refer to samples that are on their way. Taken for every item."""
-        raise TypeError(f"{self.stage!r} can not be resumed: its position can not be saved")
+        raise self._can_not_resume()
 
     def load_state_dict(self, state: State) -> None:
         """Goes to a saved position; the rest of the epoch is then what it would have been.
@@ -139,18 +143,22 @@ class SequenceIterator(Iterator[Item], ABC):
 
     def go_to(self, position: State) -> None:
         """Does what `load_state_dict` says with a position that is ours to keep."""
-        raise TypeError(f"{self.stage!r} can not be resumed: its position can not be saved")
+        raise self._can_not_resume()
 
-    def check_position(self, position: Mapping[str, Any], *keys: str) -> None:
-        """Raises CheckpointError unless the position is of this kind of engine and holds `keys`."""
-        found = position.get("stage")
-        missing = [key for key in keys if key not in position]
-        if found != self.stage or missing:
+    def _can_not_resume(self) -> TypeError:
+        return TypeError(
+            f"{self.stage!r} can not be resumed: its position can not be saved. Resume at the start of an epoch "
+            "instead, with set_epoch"
+        )
+
+    def check_position(self, position: Any, **kinds: type | tuple[type, ...]) -> None:
+        """Raises CheckpointError unless the position is of this kind of engine and holds values of these kinds."""
+        found = position.get("stage") if isinstance(position, Mapping) else position
+        if found != self.stage:
             raise CheckpointError(
-                f"a state of {self.stage!r} was expected, got one of {found!r}"
-                + (f" without {', '.join(missing)}" if missing else "")
-                + "; was it saved by another chain?"
+                f"a state of {self.stage!r} was expected, got one of {found!r:.100}; was it saved by another chain?"
             )
+        check_parts(f"the state of {self.stage!r}", position, **kinds)
 
     def close(self) -> None:
         """Gives up the epoch here and in every stage below. Idempotent."""
@@ -158,22 +166,28 @@ class SequenceIterator(Iterator[Item], ABC):
         for source in self.sources:
             source.close()
 
+    def __repr__(self) -> str:
+        end = ", closed" if self._closed else ", over" if self.is_over else ""
+        return f"<{type(self).__name__} of {self.stage!r}: {self._nb_given} items given{end}>"
+
 
 class PlainIterator(SequenceIterator):
     """Any iterator as a source; the key of an item is its number.
 
     Args:
         iterator: where the items come from. It may block.
+        name: of the sequence that it belongs to, for errors.
     """
 
-    def __init__(self, iterator: Iterator[Item]) -> None:
+    def __init__(self, iterator: Iterator[Item], name: str) -> None:
         super().__init__()
+        self.stage = name
         self.can_resume = self.is_reproducible = self.has_stable_keys = False
         self._numbered = enumerate(iterator)
 
     def advance(self) -> KeyedItem:
         """Returns the next item."""
-        number, item = next(self._numbered)
+        number, item = next_of(self._numbered, self.stage)
         return (number,), item
 
     def close(self) -> None:
@@ -182,13 +196,35 @@ class PlainIterator(SequenceIterator):
         self._numbered = enumerate(itertools.chain())
 
 
-def without_stop(function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
-    """Calls a function of the user's; a StopIteration from there is an error, not the end of the epoch.
+def without_signals(function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    """Calls a function of the user's; a StopIteration or WouldBlock from there is an error, and tells us nothing.
 
     Raises:
-        RuntimeError: the function raised StopIteration.
+        RuntimeError: the function raised one of them.
     """
     try:
         return function(*arguments, **keywords)
-    except StopIteration as stop:
-        raise RuntimeError(f"{getattr(function, '__name__', function)!r} raised StopIteration") from stop
+    except (StopIteration, WouldBlock) as signal:
+        name = getattr(function, "__name__", function)
+        raise RuntimeError(f"{name!r} raised {type(signal).__name__}") from signal
+
+
+def next_of(iterator: Iterator[T], name: str) -> T:
+    """Returns the next of a user's iterator; StopIteration is its end, but a WouldBlock from there is an error.
+
+    Raises:
+        RuntimeError: the iterator raised WouldBlock; `name` says whose it is.
+    """
+    try:
+        return next(iterator)
+    except WouldBlock as signal:
+        raise RuntimeError(f"the iterator of {name!r} raised WouldBlock") from signal
+
+
+def check_parts(what: str, state: Mapping[str, Any], **kinds: type | tuple[type, ...]) -> None:
+    """Raises CheckpointError, which calls the state `what`, unless it holds a value of the kind for each name."""
+    for name, kind in kinds.items():
+        if name not in state:
+            raise CheckpointError(f"{what} is damaged: it has no {name!r}")
+        if not isinstance(state[name], kind):
+            raise CheckpointError(f"{what} is damaged: {name!r} can not be {state[name]!r:.100}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 
 from trw_pipeline.errors import ClosedError
 from trw_pipeline.executors.job_executor import JobExecutor
-from trw_pipeline.executors.pool import in_owner
 
 
 class ExecutorLender:
@@ -27,7 +25,6 @@ class ExecutorLender:
         self.name = name
         self.workers = workers
         self._make = make
-        self._owner = os.getpid()
         self._idle: JobExecutor | None = None
         self._lent: weakref.WeakSet[JobExecutor] = weakref.WeakSet()
         self.is_closed = False
@@ -41,17 +38,16 @@ class ExecutorLender:
         if self.is_closed:
             raise ClosedError("this sequence is closed")
         executor, self._idle = self._idle, None
-        if executor is not None and in_owner(self._owner):
+        if executor is not None and executor.is_ours:
             executor.reset()
         else:
-            self._owner = os.getpid()
             executor = self._make()
         self._lent.add(executor)
         return executor
 
     def give_back(self, executor: JobExecutor) -> None:
-        """Takes an executor back; what it still runs is given up."""
-        if not in_owner(self._owner):
+        """Takes an executor back; what it still runs is given up. One of a parent process is left alone."""
+        if not executor.is_ours:
             return
         self._lent.discard(executor)
         if self.is_closed or self._idle is not None or executor.is_broken:

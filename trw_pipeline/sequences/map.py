@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
-from trw_pipeline.errors import FailedJobError, JobError, WouldBlock
+from trw_pipeline.errors import ClosedError, FailedJobError, JobError, WouldBlock
 from trw_pipeline.executors.failures import Failure
 from trw_pipeline.executors.job_executor import JobExecutor, Result
 from trw_pipeline.seeding import job_seed
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_signals
 from trw_pipeline.sequences.job_options import JobOptions, lender_of
 from trw_pipeline.sequences.lender import ExecutorLender
 from trw_pipeline.sequences.recipe import Recipe
@@ -87,6 +87,7 @@ class MapIterator(SequenceIterator):
         self._failed: list[list[Any]] = []  # the failures of this epoch as plain data
         self._executor = lender.borrow()
         self.log = self._executor.log
+        self._lender = lender
         self._give_back = weakref.finalize(self, lender.give_back, self._executor)
         self._give_back.atexit = False
 
@@ -130,7 +131,7 @@ class MapIterator(SequenceIterator):
     def _take_in(self) -> KeyedItem:
         key, item = self._source.advance()
         if self._preprocess is not None and self._seen.get(key, 0) is not None:
-            item = without_stop(self._preprocess, item)
+            item = without_signals(self._preprocess, item)
         return key, item
 
     def _has_room(self) -> bool:
@@ -153,6 +154,7 @@ class MapIterator(SequenceIterator):
     def advance(self) -> KeyedItem:
         """Returns the next item of the oldest result, or of any result where order is not asked for."""
         while not self._elements:
+            self._check_not_closed()
             if self._finished:
                 raise StopIteration
             sent = self.fill()
@@ -169,7 +171,12 @@ class MapIterator(SequenceIterator):
         key = self._open.key if sub < 0 else (*self._open.key, sub)
         if not self._elements:
             self._open = None
-        return key, item if self._collate is None else without_stop(self._collate, item)
+        return key, item if self._collate is None else without_signals(self._collate, item)
+
+    def _check_not_closed(self) -> None:
+        """A closed executor has forgotten its jobs: to go on without them would be an epoch that ends too early."""
+        if self._closed or (self._lender.is_closed and not self._finished):
+            raise ClosedError(f"the stage {self._lender.name!r} was closed before this epoch was over")
 
     def _take(self, result: Result) -> None:
         pulled = self._pulled.pop(result.ticket)
@@ -201,6 +208,7 @@ class MapIterator(SequenceIterator):
 
     def _end(self) -> None:
         """Nothing is in flight and nothing was sent: raises what the source raised, or ends the epoch, or waits."""
+        self._check_not_closed()
         if self._deferred is not None:
             error, self._deferred = self._deferred[0], None
             raise error
@@ -250,7 +258,9 @@ class MapIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there: items delivered beyond the oldest open one are skipped, not made again."""
-        self.check_position(position, "seed", "epoch", "nb_jobs", "seen", "items", "failed", "source")
+        self.check_position(
+            position, seed=int, epoch=int, nb_jobs=int, seen=list, items=list, failed=list, source=Mapping
+        )
         self._source.go_to(position["source"])
         self._epoch = Epoch(position["seed"], position["epoch"])
         self._nb_jobs = position["nb_jobs"]
@@ -263,8 +273,20 @@ class MapIterator(SequenceIterator):
 def uid_of(item: Item) -> Any:
     """Returns the `sample_uid` of an item as plain data: one value for one sample, else a list; None without one."""
     uid: Any = cast("Mapping[str, Any]", item).get(default_sample_uid_name) if isinstance(item, Mapping) else None
-    values = uid.tolist() if hasattr(uid, "tolist") else uid
+    values = _plain(uid)
     return values[0] if isinstance(values, list) and len(cast("list[Any]", values)) == 1 else values
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON knows; what it does not know becomes text."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in cast("list[Any]", value)]
+    plain: Any = value.tolist() if hasattr(value, "tolist") else value
+    return str(value) if type(plain) is type(value) else _plain(plain)  # a long double is its own `tolist`
 
 
 class MapRecipe(StageRecipe):

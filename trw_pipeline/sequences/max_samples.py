@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State
@@ -139,7 +139,7 @@ class MaxSamplesIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there."""
-        self.check_position(position, "count", "given", "goes_on", "cursor")
+        self.check_position(position, count=int, given=int, goes_on=bool, cursor=Mapping)
         if self._goes_on:
             self._start_again()  # the position is one in a pass of its own
         self._cursor.go_to(position["cursor"])

@@ -9,7 +9,7 @@ from typing import Any, cast
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
 from trw_pipeline.batches.length import holds_samples, len_batch, per_sample_features
 from trw_pipeline.batches.parts import take
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, check_parts, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, batch_wide_kept, check_count
 from trw_pipeline.typing import Batch, Item
@@ -80,6 +80,7 @@ class SampleCursor:
 
     def go_to(self, position: State) -> None:
         """Goes there. The batch that was being read is made again, none before it."""
+        check_parts("the state of a cursor", position, source=Mapping, offset=int, rest=(list, tuple, type(None)))
         self.source.go_to(position["source"])
         batch, length = position["rest"] or ({}, 0)
         self._use(batch, length)
@@ -133,7 +134,7 @@ class ReBatchIterator(SequenceIterator):
         if not parts or (missing and self._discard_not_full):
             raise StopIteration
         key, self._count = (self._count,), self._count + 1
-        return key, parts if self._collate is None else without_stop(self._collate, parts)
+        return key, parts if self._collate is None else without_signals(self._collate, parts)
 
     def position(self) -> State:
         """Returns the number of the next batch and where its first sample is."""
@@ -142,7 +143,7 @@ class ReBatchIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there."""
-        self.check_position(position, "count", "cursor")
+        self.check_position(position, count=int, cursor=Mapping)
         self._cursor.go_to(position["cursor"])
         self._count = position["count"]
 
@@ -182,7 +183,7 @@ class SubBatchIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Goes there."""
-        self.check_position(position, "count", "cursor")
+        self.check_position(position, count=int, cursor=Mapping)
         self._cursor.go_to(position["cursor"])
         self._count = position["count"]
 

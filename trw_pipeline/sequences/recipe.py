@@ -14,7 +14,7 @@ from trw_pipeline.errors import CheckpointError, ClosedError
 from trw_pipeline.executors.failures import Failure
 from trw_pipeline.executors.private_copy import private_copy
 from trw_pipeline.seeding import fresh_seed
-from trw_pipeline.sequences.iterator import Epoch, PlainIterator, SequenceIterator, State
+from trw_pipeline.sequences.iterator import Epoch, PlainIterator, SequenceIterator, State, check_parts
 from trw_pipeline.typing import Item
 
 STATE_FORMAT = 1
@@ -46,7 +46,7 @@ class Recipe(ABC):
         """Opens an epoch for the stage above."""
         self.check_open()
         self.set_epoch(epoch.number)
-        return PlainIterator(iter(self))
+        return PlainIterator(iter(self), type(self).__name__)
 
     @property
     def source(self) -> Recipe | None:
@@ -70,11 +70,16 @@ class Recipe(ABC):
         return self._seed
 
     def with_seed(self, seed: int) -> Self:
-        """Returns a chain like this one, with workers of its own, whose random numbers all follow from `seed`."""
+        """Returns a chain like this one, with workers of its own, whose random numbers all follow from `seed`.
+
+        Raises:
+            TypeError: `seed` is not an integer.
+        """
+        seed = check_integer("seed", seed)
         if self.source is not None:
             return self.over(self.source.with_seed(seed))
         other = self.over(self.source_split)
-        other._seed = operator.index(seed)
+        other._seed = seed
         return other
 
     def over(self, source: Any) -> Self:
@@ -85,8 +90,13 @@ class Recipe(ABC):
         return other
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0."""
-        self._next_epoch = epoch
+        """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0.
+
+        Raises:
+            TypeError: `epoch` is not an integer.
+            ValueError: it is negative.
+        """
+        self._next_epoch = check_epoch(epoch)
         if self.source is not None:
             self.source.set_epoch(epoch)
 
@@ -183,6 +193,21 @@ class Recipe(ABC):
         self.close()
 
 
+def check_integer(name: str, value: int) -> int:
+    """Returns `value` as an int; raises TypeError unless it is an integer, Python's or NumPy's."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    return operator.index(value)
+
+
+def check_epoch(value: int) -> int:
+    """Returns the number of an epoch as an int; raises TypeError unless it is an integer, ValueError if negative."""
+    epoch = check_integer("epoch", value)
+    if epoch < 0:
+        raise ValueError(f"epoch must be at least 0, got {epoch}")
+    return epoch
+
+
 class EngineRecipe(Recipe):
     """A recipe that opens an engine of ours, which can tell its position.
 
@@ -221,7 +246,12 @@ class EngineRecipe(Recipe):
         """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0.
 
         A position that was loaded is kept if it is of that epoch, and given up if not.
+
+        Raises:
+            TypeError: `epoch` is not an integer.
+            ValueError: it is negative.
         """
+        epoch = check_epoch(epoch)
         if epoch != self._next_epoch:
             self._resume = None
         self._next_epoch = epoch
@@ -263,6 +293,12 @@ class EngineRecipe(Recipe):
             raise CheckpointError(f"a state of a sequence in format {STATE_FORMAT} was expected, got {state!r:.100}")
         if state.get("chain") != self.chain():
             raise CheckpointError(f"the state was saved by the chain {state.get('chain')}, this one is {self.chain()}")
+        check_parts("the state", state, seed=int, epoch=int, position=(Mapping, type(None)), held=list)
+        held = state["held"]
+        if len(held) != len(self.held_state()) or not all(isinstance(kept, (Mapping, type(None))) for kept in held):
+            raise CheckpointError(f"the state is damaged: 'held' can not be {held!r:.100}")
+        if state["epoch"] < 0:
+            raise CheckpointError(f"the state is damaged: 'epoch' can not be {state['epoch']}")
         state = private_copy(dict(state))
         root: Recipe = self
         while root.source is not None:

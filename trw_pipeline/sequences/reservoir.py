@@ -13,18 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
-import numpy as np
-
-from trw_pipeline.errors import ExecutorError, WouldBlock
+from trw_pipeline.errors import ClosedError, ExecutorError, WouldBlock
 from trw_pipeline.executors.failures import Failure, FailureLog
 from trw_pipeline.executors.job_executor import JobExecutor
 from trw_pipeline.executors.private_copy import private_copy
 from trw_pipeline.seeding import job_seed
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, without_stop
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, next_of, without_signals
 from trw_pipeline.sequences.job_options import JobOptions, lender_of
 from trw_pipeline.sequences.map import uid_of
 from trw_pipeline.sequences.recipe import Recipe
-from trw_pipeline.sequences.samplers import Sampler
+from trw_pipeline.sequences.samplers import Sampler, drawn_rows
 from trw_pipeline.sequences.stage import StageRecipe, check_count, check_sampler, order_of
 from trw_pipeline.typing import Function, Item
 
@@ -60,6 +58,7 @@ class Reservoir:
         self._source = open_source(0)
         self._taken_in_pass = 0
         self._longest_pass = 0
+        self.is_closed = False
         self._fruitless = 0  # jobs in a row that failed or gave nothing
         self.begin_epoch()
 
@@ -148,6 +147,7 @@ class Reservoir:
 
     def close(self) -> None:
         """Ends the workers and the pass that is open."""
+        self.is_closed = True
         self._source.close()
         self.executor.close()
 
@@ -208,6 +208,8 @@ class ReservoirIterator(SequenceIterator):
 
     def advance(self) -> KeyedItem:
         """Returns the next drawn results, copied: what is done to them does not change the reservoir."""
+        if self._reservoir.is_closed:
+            raise ClosedError("the reservoir was closed before this epoch was over")
         if not self._has_begun:
             self._reservoir.begin_epoch()
             self._has_begun = True
@@ -217,14 +219,13 @@ class ReservoirIterator(SequenceIterator):
             self._order = self._new_order()
         if self._max_items is not None and self._nb_drawn >= self._max_items:
             raise StopIteration
-        drawn = next(self._order)
-        indices = np.atleast_1d(drawn)
+        indices = drawn_rows("results to draw", next_of(self._order, type(self._sampler).__name__), len(self._snapshot))
         if self._max_items is not None:
             indices = indices[: self._max_items - self._nb_drawn]
         self._nb_drawn += len(indices)
         results = [private_copy(self._snapshot[index]) for index in indices]
         key, self._count = (self._count,), self._count + 1
-        return key, results if self._collate is None else without_stop(self._collate, results)
+        return key, results if self._collate is None else without_signals(self._collate, results)
 
     def _new_order(self) -> Iterator[Any]:
         if self._sampler is None:

@@ -217,7 +217,7 @@ class SamplerSubsetRandom(Sampler):
     """
 
     def __init__(self, indices: npt.ArrayLike | Collection[int]) -> None:
-        self.indices = _row_numbers("indices", indices)
+        self.indices = row_numbers("indices", indices)
 
     def initializer(self, data_source: DataSource, *, rng: np.random.Generator | None = None) -> None:
         """Binds the sampler to a data source, see `Sampler.initializer`.
@@ -245,7 +245,7 @@ class SamplerSubsetRandom(Sampler):
         SamplerSubsetRandom(indices=[2, 0])
         """
         new_numbers: dict[int, list[int]] = {}
-        for new, old in enumerate(_row_numbers("kept", kept).tolist()):
+        for new, old in enumerate(row_numbers("kept", kept).tolist()):
             new_numbers.setdefault(old, []).append(new)
         reduced = copy.copy(self)
         still_there = [new for old in self.indices.tolist() for new in new_numbers.get(old, [])]
@@ -384,12 +384,31 @@ def _integers(name: str, value: Any) -> npt.NDArray[np.integer[Any]]:
     return array
 
 
-def _row_numbers(name: str, value: Any) -> Indices:
+def drawn_rows(name: str, drawn: Any, nb_samples: int) -> Indices:
+    """Reads what a sampler has drawn, one number of a sample or several, as an int64 array of shape (n,).
+
+    Raises:
+        TypeError: the numbers are not integers; a boolean mask is refused too.
+        ValueError: a number is negative or not below `nb_samples`; or the shape is not (n,).
+    """
+    rows = row_numbers(name, [drawn] if np.ndim(drawn) == 0 else drawn)
+    if len(rows) and rows.max() >= nb_samples:
+        raise ValueError(f"{name} must be below the number of samples, {nb_samples}, got {rows.max()}")
+    return rows
+
+
+def row_numbers(name: str, value: Any) -> Indices:
+    """Reads numbers of samples, shape (n,), from a list, an array or a tensor on any device.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: one is negative, or the shape is not (n,).
+    """
     array = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
     if array.ndim != 1:
         raise ValueError(f"{name} must have shape (n,), got {array.shape}")
     if array.dtype.kind not in "iu" and array.size > 0:  # NumPy makes floats of an empty list
-        raise TypeError(f"{name} must be integers, got dtype {array.dtype}")
+        raise TypeError(f"{name} must be integers, got dtype {array.dtype}: {_shown(array)}")
     if array.size > 0 and array.min() < 0:
         raise ValueError(f"{name} must be at least 0, got {array.min()}")
     return array.astype(np.int64)  # a copy: the caller's array may change

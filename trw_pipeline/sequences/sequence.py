@@ -195,7 +195,9 @@ class SequenceMap(MapRecipe, Sequence):
     not keep what it returned and write into it again. Before each call `random`, `numpy.random` and torch are seeded
     from the chain's seed, the epoch, the stage and the item's place at its source, so results do not depend on the
     number of workers; in threads the global generators belong to everybody, and only the generator that the function
-    may take as `rng` is reproducible.
+    may take as `rng` is reproducible. Without workers they are exchanged for the time of a job and then put back as
+    they were: two chains without workers that are read by two threads disturb each other, and there too only `rng` is
+    reproducible.
 
     Args:
         source_split: gives the items.
@@ -206,7 +208,7 @@ class SequenceMap(MapRecipe, Sequence):
         queue_timeout: accepted as documented, without effect: nothing here waits by polling.
         preprocess_fn: `preprocess_fn(item, source=sequence)`, in this process, before the item is sent.
         collate_fn: `collate_fn(item, source=sequence)`, in this process, on every item delivered.
-        **options: see `JobOptions`.
+        **options: see `trw_pipeline.JobOptions`.
 
     Raises:
         ValueError: an argument out of range.
@@ -217,12 +219,21 @@ class SequenceMap(MapRecipe, Sequence):
 class SequenceBatch(BatchRecipe, Sequence):
     """One batch of every `batch_size` items.
 
+    Each item must be a batch itself: a single sample is a batch of one, `{"image": image[None], "target": [target]}`.
+    What is batch-wide at the source is kept once, unless a function gave it one value for each sample or values that
+    differ.
+
     Args:
         source_split: gives the items; the elements of one that is a list count as one item, and are all batched.
         batch_size: number of items.
         discard_batch_not_full: whether a smaller last batch is dropped.
         collate_fn: makes the batch of the list of items, or None to give the list. By default the features of the
             dicts become tensors on the CPU, joined on axis 0.
+
+    Raises:
+        ValueError: `batch_size` is below 1; or, while iterating, the features joined by default differ in length, which
+            is what becomes of samples without a batch axis.
+        TypeError: `batch_size` is not an int.
     """
 
 
@@ -275,8 +286,10 @@ class SequenceAsyncReservoir(ReservoirRecipe, Sequence):
     """Keeps the newest results of a function and serves them again while workers make fresh ones.
 
     Results enter at the start of an epoch, and jobs are sent in their place; during an epoch the content is constant.
-    The first epoch starts when `min_reservoir_samples` are in. When the source ends it starts again, newly shuffled. An
-    epoch that is given up empties nothing. Which results are in at an epoch depends on how fast they were made.
+    One epoch is one pass over what is in the reservoir when it starts. The first one starts when
+    `min_reservoir_samples` are in: with 1, the default, the first epochs are short, down to a single result. When the
+    source ends it starts again, newly shuffled. An epoch that is given up empties nothing. Which results are in at an
+    epoch depends on how fast they were made.
 
     Args:
         source_split: gives the items for the function.
@@ -284,12 +297,14 @@ class SequenceAsyncReservoir(ReservoirRecipe, Sequence):
         function_to_run: as in `SequenceMap`; a list is one result.
         min_reservoir_samples: number of results without which no epoch starts; a source with fewer repeats itself.
         nb_workers: at least 1.
-        max_jobs_at_once: number of jobs in flight; 0 is no limit, None the number of workers.
+        max_jobs_at_once: number of jobs in flight, finished ones included, so the number of results that can be
+            replaced between two epochs. 0 is no limit. None is the number of workers, which renews a large reservoir
+            slowly: give it a number, such as an eighth of `max_reservoir_samples`.
         reservoir_sampler: which results are drawn, how many at a time; None draws each once, the oldest first.
         collate_fn: called with the list of results of each draw; by default a list of one list loses one level. None
             gives the list.
         maximum_number_of_samples_per_epoch: an epoch ends after so many draws of a result.
-        **options: see `JobOptions`.
+        **options: see `trw_pipeline.JobOptions`.
 
     Raises:
         ValueError: an argument out of range.
