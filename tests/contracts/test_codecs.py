@@ -234,8 +234,11 @@ def test_a_discarded_reference_is_let_go():
 @pytest.mark.parametrize("make", [ReferenceCodec, lambda: PickleCodec("item")])
 def test_close_is_idempotent(make):
     codec = make()
+    frames = codec.encode([1])
     codec.close()
     codec.close()
+    assert len(frames) == 1, "what was handed out is still there to be discarded"
+    codec.discard(frames)
 
 
 plain = st.recursive(

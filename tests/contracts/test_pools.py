@@ -340,6 +340,8 @@ def test_close_is_idempotent(pool_of):
     executor = pool_of(lambda x: x)
     executor.close()
     executor.close()
+    with pytest.raises(ClosedError):
+        executor.put(1)
 
 
 @pytest.mark.parametrize("use", [lambda e: e.put(1), lambda e: e.get(), lambda e: e.reset()])

@@ -201,6 +201,7 @@ def test_close_may_be_called_twice(make):
     next(iter(sequence))
     sequence.close()
     sequence.close()
+    assert sequence._is_closed
 
 
 @every_sequence("user's own")

@@ -38,6 +38,7 @@ class ClosableInUse(ABC):
 
     Attributes:
         bell: becomes readable when the use has to end.
+        has_ended: set once all is freed.
     """
 
     def __init__(self, whose: str) -> None:
@@ -47,6 +48,7 @@ class ClosableInUse(ABC):
         self._closed = False
         self._users: dict[object, None] = {}
         self.bell, self._rope = socket.socketpair()
+        self.has_ended = threading.Event()
         _open.add(self)
 
     @property
@@ -122,6 +124,7 @@ class ClosableInUse(ABC):
                     self._end(self._closing_s)
                     self.bell.close()
                     self._rope.close()
+                    self.has_ended.set()
             finally:
                 self._users.pop(me, None)
 
@@ -138,5 +141,6 @@ def _close_all() -> None:
     for one in left:
         one.close(CLOSE_AT_EXIT_S)
     deadline = time.monotonic() + WAIT_AT_EXIT_S
-    while any(one.is_in_use for one in left) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    for one in left:
+        if one.is_in_use:
+            one.has_ended.wait(max(0.0, deadline - time.monotonic()))

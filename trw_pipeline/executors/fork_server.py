@@ -48,7 +48,8 @@ def _let_workers_leave() -> None:
     if server._forkserver_address is None or server._forkserver_pid is not None:
         return  # this is not the server: that one knows its address, and has not started any
     deadline = time.monotonic() + LEAVE_S
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # from now on it waits to be asked for
     with contextlib.suppress(ChildProcessError):  # none is left
-        while time.monotonic() < deadline:
+        while (left_s := deadline - time.monotonic()) > 0:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
+                signal.sigtimedwait({signal.SIGCHLD}, left_s)
