@@ -9,6 +9,7 @@ from typing import Any, cast
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
 from trw_pipeline.batches.length import holds_samples, len_batch, per_sample_features
 from trw_pipeline.batches.parts import take
+from trw_pipeline.sequences.batch import BatchRecipe
 from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, check_parts, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, batch_wide_kept, check_count
@@ -188,22 +189,8 @@ class SubBatchIterator(SequenceIterator):
         self._count = position["count"]
 
 
-class ReBatchRecipe(StageRecipe):
-    """The recipe of `SequenceReBatch`; see there."""
-
-    def __init__(
-        self,
-        source_split: Recipe,
-        batch_size: int,
-        discard_batch_not_full: bool = False,
-        collate_fn: Callable[..., Item] | None = default_collate_list_of_dicts,
-    ) -> None:
-        super().__init__(
-            source_split,
-            batch_size=check_count("batch_size", batch_size),
-            discard_batch_not_full=discard_batch_not_full,
-            collate_fn=collate_fn,
-        )
+class ReBatchRecipe(BatchRecipe):
+    """The recipe of `SequenceReBatch`, which takes the arguments of `SequenceBatch`; see there."""
 
     def open_epoch(self, epoch: Epoch) -> SequenceIterator:
         """Opens an epoch."""
