@@ -13,24 +13,45 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import multiprocess
 import psutil
 import pytest
 
+from trw_pipeline.executors import start
 from trw_pipeline.executors.job_executor import JobExecutor
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVANTS = re.compile(r"from multiprocess(ing)?\.(forkserver|resource_tracker) import main")
 """Processes that live as long as the program: one fork server and one resource tracker of each library."""
 
+PROGRAMS_AT_ONCE = 4
+"""Of those that are to be ended at some moment; most of the time they wait for it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Lets the whole suite run with another start method as the default than that of the platform."""
+    methods = multiprocess.get_all_start_methods()
+    parser.addoption("--start-method", choices=methods, help="of workers, where a test asks for none")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _start_method_of_all(request: pytest.FixtureRequest) -> Iterator[None]:
+    method = request.config.getoption("--start-method")
+    with pytest.MonkeyPatch.context() as patch:
+        if method is not None:
+            patch.setattr(start, "default_start_method", lambda: method)
+        yield
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A whole program, and workers that start in each of the ways there are, take more than a quarter of a second."""
     for item in items:
-        if {"program", "start_method"} & set(getattr(item, "fixturenames", ())):
+        if {"program", "programs_ended_by", "start_method"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -82,7 +103,10 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # What was killed needs a moment to be gone from the tables of the system; what runs on is still there then.
     _, left = psutil.wait_procs([child for child in our_children() if child not in children], timeout=2)
     left_threads = [name for name in our_threads() if name not in threads]
-    left_files = our_files() - files
+    # In /dev/shm another run of the tests may have a folder for a moment; what is ours does not go by itself.
+    deadline = time.monotonic() + 5
+    while (left_files := our_files() - files) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for process in left:
         process.kill()
     assert not left, f"processes left by {request.node.name}"
@@ -133,6 +157,21 @@ def pool_of(pool_kind: str, nb_workers: int, executor_of: Callable[..., JobExecu
 
 
 @dataclass
+class Ended:
+    """How a program ended that was sent a signal.
+
+    Attributes:
+        said: all that it wrote to its output.
+        took_s: seconds from the signal until nothing was left of it.
+    """
+
+    code: int
+    said: str
+    errors: str
+    took_s: float
+
+
+@dataclass
 class Program:
     """A Python program in a process group of its own."""
 
@@ -165,8 +204,27 @@ class Program:
         assert not left, f"the program left {left}\n{out}\n{err}"
         return result
 
+    def end_by(self, number: int, to_group: bool, word: str, after_s: float) -> Ended:
+        """Sends it a signal so long after it wrote a line that begins with the word."""
+        lines = []
+        while not lines or lines[-1].split()[0] != word:
+            lines.append(self.read_line())
+            assert lines[-1], f"the program ended before it said {word!r}"
+        time.sleep(after_s)
+        start = time.monotonic()
+        self.send(number, to_group)
+        result = self.finish()
+        took_s = time.monotonic() - start
+        return Ended(result.returncode, "\n".join([*lines, result.stdout]), result.stderr, took_s)
+
     def members(self) -> list[psutil.Process]:
-        """Returns all processes of the group but the main one."""
+        """Returns all processes of the group but the main one.
+
+        A number that is that of a group is given to no new process. So where the main one was waited for, and there is
+        one of its number, the group was empty before, and who is in it now is of somebody else's.
+        """
+        if self.process.returncode is not None and psutil.pid_exists(self.process.pid):
+            return []
         found = []
         for process in psutil.process_iter():
             try:
@@ -177,9 +235,33 @@ class Program:
         return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     def kill(self) -> None:
-        """Ends the whole group."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Ends the whole group; once the main process was waited for, those that are left, one by one.
+
+        The number of the group is its own only until then. `returncode` tells; `poll` would wait for it here.
+        """
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            return
+        for process in self.members():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.fixture
+def programs_ended_by(program: Callable[..., Program]) -> Callable[..., list[Ended]]:
+    """Runs a program again and again, and sends it a signal `(word, seconds)` after it said that; a few run at once."""
+
+    def end(source: str, number: int, moments: Iterable[tuple[str, float]], to_group: bool = False) -> list[Ended]:
+        waiting, ended = list(moments), []
+        with ThreadPoolExecutor(PROGRAMS_AT_ONCE) as threads:
+            while waiting:
+                now, waiting = waiting[:PROGRAMS_AT_ONCE], waiting[PROGRAMS_AT_ONCE:]
+                running = [(program(source), moment) for moment in now]
+                ended += threads.map(lambda one: one[0].end_by(number, to_group, *one[1]), running)
+        return ended
+
+    return end
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ def test_default_options_reach_95_percent_and_leave_the_promised_files(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # several whole trainings
 def test_same_seed_gives_the_same_numbers_with_any_number_of_workers(tmp_path):
     logs = []
     for number, workers in enumerate((["--nb-workers", "0"], ["--nb-workers", "1"], ["--nb-workers", "3"])):
@@ -90,6 +91,7 @@ def test_same_seed_gives_the_same_numbers_with_any_number_of_workers(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # several whole trainings
 def test_threads_give_the_same_numbers_because_the_augmentation_takes_rng(tmp_path):
     for arguments in (["--backend", "thread"], ["--backend", "inline"]):
         done = train("--epochs", "1", *arguments, "--output", str(tmp_path))

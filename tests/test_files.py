@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trw_pipeline.files import create_numbered_folder, open_atomic, safe_filename, write_bytes, write_text
+from trw_pipeline.files import (
+    create_numbered_folder,
+    create_or_recreate_folder,
+    open_atomic,
+    safe_filename,
+    write_bytes,
+    write_text,
+)
 
 
 def test_write_text_writes_utf8_and_keeps_line_ends(tmp_path):
@@ -90,3 +97,47 @@ def test_two_that_ask_at_once_get_two_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: create_numbered_folder(tmp_path, "x"), range(40)))
     assert {number for _, number in folders} == set(range(40))
+
+
+def test_a_folder_is_made_anew_with_those_above_it(tmp_path):
+    folder = tmp_path / "a" / "b"
+    create_or_recreate_folder(folder)
+    (folder / "c").mkdir()
+    (folder / "c" / "old.txt").write_text("old")
+    (tmp_path / "a" / "beside.txt").write_text("stays")
+    create_or_recreate_folder(str(folder))
+    assert list(folder.iterdir()) == []
+    assert (tmp_path / "a" / "beside.txt").read_text() == "stays"
+
+
+def test_a_file_or_a_link_is_never_deleted_for_a_folder(tmp_path):
+    file, target, link = tmp_path / "file", tmp_path / "target", tmp_path / "link"
+    file.write_text("stays")
+    target.mkdir()
+    (target / "kept.txt").write_text("stays")
+    link.symlink_to(target)
+    for path in (file, link):
+        with pytest.raises(NotADirectoryError, match=path.name):
+            create_or_recreate_folder(path)
+    assert file.read_text() == (link / "kept.txt").read_text() == "stays"
+
+
+def test_what_can_not_be_made_is_an_error_after_the_last_try(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NotADirectoryError):
+        create_or_recreate_folder(tmp_path / "file" / "a", nb_tries=3, wait_time_between_tries=0)
+
+
+def test_it_is_tried_again_until_what_was_in_the_way_is_gone(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(create_or_recreate_folder, tmp_path / "file" / "a", 10_000, 0.001)
+        (tmp_path / "file").unlink()
+        made.result(timeout=30)
+    assert (tmp_path / "file" / "a").is_dir()
+
+
+@pytest.mark.parametrize(("nb_tries", "wait"), [(0, 1.0), (1, -1.0)])
+def test_tries_and_waits_that_make_no_sense_are_refused(tmp_path, nb_tries, wait):
+    with pytest.raises(ValueError, match="nb_tries must be at least 1"):
+        create_or_recreate_folder(tmp_path / "a", nb_tries, wait)

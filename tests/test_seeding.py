@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trw_pipeline.seeding import fresh_seed, generator, job_seed, seed_globals, seeded_globals
+from trw_pipeline import seeding
+from trw_pipeline.seeding import JobSeeds, fresh_seed, generator, globals_lent, job_seed, seed_globals, seeded_globals
 
 keys = st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.tuples(inner, inner), max_leaves=5)
 
@@ -57,6 +60,15 @@ def test_job_seeds_are_equal_only_for_equal_entropy(a, b):
     assert (job_seed(7, a) == job_seed(7, b)) == (repr(a) == repr(b))
 
 
+@given(st.lists(keys, min_size=1, max_size=4), st.lists(st.integers() | st.booleans(), max_size=4).map(tuple))
+def test_the_seeds_of_jobs_with_a_common_start_are_their_job_seeds(start, key):
+    assert JobSeeds(*start)(key) == job_seed(*start, key)
+
+
+def test_keys_of_numpys_integers_count_by_their_value():
+    assert JobSeeds(np.int64(7), 1)((np.uint8(2), True)) == job_seed(7, 1, (2, 1))
+
+
 def test_a_job_seed_is_the_same_in_every_program(program):
     result = program("""
         from trw_pipeline.seeding import job_seed
@@ -94,6 +106,123 @@ def test_neighbouring_seeds_share_no_draw():
         seed_globals(job_seed(8, i))
         values += [random.random(), np.random.random(), torch.rand(1).item()]
     assert len(set(values)) == 900
+
+
+@pytest.fixture
+def numpys_generator():
+    """The generator that NumPy draws from; whatever a test puts in its place, it is back afterwards."""
+    generator = np.random.get_bit_generator()
+    yield generator
+    np.random.set_bit_generator(generator)
+
+
+def numpy_draws():
+    return np.random.random(700).tolist(), np.random.standard_normal(3).tolist()
+
+
+def expected_globals(seed):
+    """Written out by hand: PCG64 begins at 128 bits of the seed, and draws the 624 words of two Mersenne Twisters."""
+    words = np.random.PCG64(0)
+    increment = 0x5851F42D4C957F2D14057B7EF767814F
+    words.state = words.state | {"state": {"state": int.from_bytes(seed[:16], "little"), "inc": increment}}
+    of_numpy, of_python = np.random.RandomState(0), random.Random()
+    of_numpy.set_state(("MT19937", words.random_raw(312).view(np.uint32), 624))
+    of_python.setstate((3, (*words.random_raw(312).view(np.uint32).tolist(), 624), None))
+    return of_numpy.random_sample(700).tolist(), [of_python.random() for _ in range(700)]
+
+
+def drawn_globals():
+    return np.random.random(700).tolist(), [random.random() for _ in range(700)]
+
+
+def test_both_twisters_are_seeded_with_all_bits_that_are_theirs():
+    seed = job_seed(8)
+    seed_globals(seed)
+    assert drawn_globals() == expected_globals(seed)
+    for byte in (0, 15):
+        other = bytearray(seed)
+        other[byte] ^= 1
+        seed_globals(bytes(other))
+        assert not set(map(str, drawn_globals())) & set(map(str, expected_globals(seed)))
+
+
+class _OtherRandom(random.Random):
+    """What a program may put in the place of the generator of `random`; its memory is not looked at."""
+
+
+@pytest.mark.parametrize("kind", [random.Random, _OtherRandom])
+def test_another_generator_in_its_place_is_seeded_with_the_same_numbers(monkeypatch, kind):
+    other = kind(1)
+    for name in ("random", "gauss", "getstate", "setstate", "seed"):
+        monkeypatch.setattr(random, name, getattr(other, name))
+    other.gauss(0, 1)  # leaves another one in reserve
+    seed = job_seed(8)
+    seed_globals(seed)
+    assert [random.random() for _ in range(700)] == expected_globals(seed)[1]
+    assert random.gauss(0, 1) != other.gauss(0, 1)
+    seed_globals(seed)
+    first = random.gauss(0, 1)
+    seed_globals(seed)
+    assert random.gauss(0, 1) == first
+
+
+def test_a_normal_number_in_reserve_is_not_drawn_after_seeding():
+    seed_globals(job_seed(8))
+    expected = numpy_draws()
+    np.random.standard_normal()
+    seed_globals(job_seed(8))
+    assert numpy_draws() == expected
+
+
+def test_a_generator_whose_state_lies_otherwise_is_seeded_and_put_back_alike(monkeypatch):
+    """As it would be with a NumPy that has another layout: nothing is written where it would do harm."""
+
+    def found():
+        np.random.seed(1)
+        np.random.standard_normal()
+        with seeded_globals(job_seed(8)):
+            inside = numpy_draws()
+        return inside, numpy_draws()
+
+    expected = found()
+    generator = seeding._numpy_global._found()[0]
+    monkeypatch.setattr(seeding._NumpyGlobal, "_found", lambda self: (generator, None))
+    assert found() == expected
+
+
+def test_a_layout_that_is_not_what_numpy_says_is_not_written_to(monkeypatch, numpys_generator):
+    class Lies(np.random.MT19937):
+        pass
+
+    np.random.set_bit_generator(Lies(3))
+    assert seeding._NumpyGlobal()._found()[1] is None
+    np.random.set_bit_generator(np.random.MT19937(3))
+    assert seeding._NumpyGlobal()._found()[1] is not None
+    monkeypatch.setattr(np, "array_equal", lambda *pair: False)
+    assert seeding._NumpyGlobal()._found()[1] is None
+
+
+def test_a_generator_that_the_program_exchanged_is_seeded_and_put_back(numpys_generator):
+    seed_globals(job_seed(8))
+    expected = numpy_draws()
+    mine, twin = np.random.MT19937(3), np.random.RandomState(np.random.MT19937(3))
+    np.random.set_bit_generator(mine)
+    with seeded_globals(job_seed(8)):
+        assert numpy_draws() == expected
+    assert np.random.get_bit_generator() is mine
+    assert np.random.random(700).tolist() == twin.random_sample(700).tolist()
+
+
+def test_a_generator_that_a_job_exchanged_is_put_back(numpys_generator):
+    np.random.seed(1)
+    np.random.standard_normal()
+    expected = np.random.RandomState(1)
+    expected.standard_normal()
+    with seeded_globals(job_seed(8)):
+        np.random.set_bit_generator(np.random.PCG64(3))
+        np.random.random()
+    assert np.random.get_bit_generator() is numpys_generator
+    assert numpy_draws() == (expected.random_sample(700).tolist(), expected.standard_normal(3).tolist())
 
 
 def global_draws():
@@ -141,6 +270,75 @@ def test_seeded_globals_seeds_as_seed_globals_does():
         inside = global_draws()
         seed_globals(job_seed(2))
         assert global_draws() == inside
+
+
+def draws_in_a_thread(seed, found, begun):
+    begun.set()
+    with seeded_globals(seed):
+        found += [global_draws() for _ in range(200)]
+
+
+def test_blocks_of_several_threads_take_turns_and_put_back_what_was_before_them():
+    def expected(seed):
+        with seeded_globals(seed):
+            return [global_draws() for _ in range(200)]
+
+    seeds = [job_seed(number) for number in range(4)]
+    alone = [expected(seed) for seed in seeds]
+    state = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+    found = [[] for _ in seeds]
+    begun = threading.Event()
+    with seeded_globals(job_seed(9)):
+        mine = global_draws()
+        threads = [
+            threading.Thread(target=draws_in_a_thread, args=(*one, begun)) for one in zip(seeds, found, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        begun.wait(30)
+        threads[0].join(0.1)  # long enough for one that would not wait
+        assert found == [[] for _ in seeds]
+        seed_globals(job_seed(9))
+        assert global_draws() == mine
+    for thread in threads:
+        thread.join(30)
+    assert found == alone
+    assert (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()) == state
+
+
+def test_who_waits_for_another_thread_within_a_block_lets_it_have_its_turn():
+    with seeded_globals(job_seed(2)):
+        expected = [global_draws(), global_draws()]
+    found = []
+    with seeded_globals(job_seed(1)), seeded_globals(job_seed(2)):
+        first = global_draws()
+        thread = threading.Thread(target=draws_in_a_thread, args=(job_seed(3), found, threading.Event()))
+        thread.start()
+        with globals_lent():
+            thread.join(30)
+        assert len(found) == 200
+        assert [first, global_draws()] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_copy_has_its_turn_though_another_thread_had_it():
+    begun, gate = threading.Event(), threading.Event()
+
+    def hold():
+        with seeded_globals(job_seed(1)):
+            begun.set()
+            gate.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait(30)
+    child = os.fork()
+    if child == 0:
+        with seeded_globals(job_seed(2)):
+            os._exit(0)
+    gate.set()
+    thread.join(30)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # At the executor: SEED-1, SEED-2

@@ -51,6 +51,38 @@ def test_a_worker_imports_what_its_function_needs(executor_of):
     assert executor.get(timeout=30).value
 
 
+@pytest.mark.slow
+def test_a_worker_that_reads_samples_has_imported_nothing_heavy(program, tmp_path):
+    """Nor what reads rows of files: the functions of ours that travel to it stand in light modules."""
+    result = program(f"""
+        import sys
+        import numpy as np
+        from trw_pipeline import SequenceArray, SequenceDataset
+
+        class Modules:
+            def __len__(self):
+                return 1
+            def __getitem__(self, i):
+                import sys
+                return {{"modules": sorted(sys.modules)}}
+
+        def modules(batch):
+            import sys
+            return {{"modules": [sorted(sys.modules)]}}
+
+        np.save({str(tmp_path / "a.npy")!r}, np.zeros((1, 1 << 20)))
+        rows = np.load({str(tmp_path / "a.npy")!r}, mmap_mode="r")
+        mapped = SequenceArray({{"x": rows}}).map(modules, nb_workers=1)
+        for sequence in (SequenceDataset(Modules(), nb_workers=1), mapped):
+            with sequence:
+                print(*next(iter(sequence))["modules"][0], sep="\\n")
+        """).finish()
+    assert result.stderr == ""
+    modules = set(result.stdout.split())
+    assert {"trw_pipeline.sequences.samples", "trw_pipeline.sequences.file_rows"} <= modules
+    assert modules & set(HEAVY) == set()
+
+
 def test_the_fork_server_imports_nothing_heavy_in_advance(program):
     result = program(f"""
         import importlib, sys

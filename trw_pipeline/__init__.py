@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trw_pipeline.batches.device import to_value as to_value
     from trw_pipeline.batches.device import transfer_batch_to_device as transfer_batch_to_device
     from trw_pipeline.batches.length import len_batch as len_batch
+    from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
+    from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
@@ -29,21 +31,51 @@ if TYPE_CHECKING:
     from trw_pipeline.errors import ExecutorError as ExecutorError
     from trw_pipeline.errors import FailedJobError as FailedJobError
     from trw_pipeline.errors import JobError as JobError
+    from trw_pipeline.errors import JobTimeoutError as JobTimeoutError
     from trw_pipeline.errors import MissingExtraError as MissingExtraError
+    from trw_pipeline.errors import NonFiniteLossError as NonFiniteLossError
     from trw_pipeline.errors import TrwError as TrwError
     from trw_pipeline.errors import WorkerLostError as WorkerLostError
     from trw_pipeline.errors import WouldBlock as WouldBlock
+    from trw_pipeline.executors.compression import Compression as Compression
     from trw_pipeline.executors.failures import Failure as Failure
     from trw_pipeline.executors.job import Result as Result
     from trw_pipeline.executors.job_executor import JobExecutor as JobExecutor
+    from trw_pipeline.executors.result_slot import empty_result as empty_result
+    from trw_pipeline.executors.worker_options import WorkerOptions as WorkerOptions
+    from trw_pipeline.files import create_or_recreate_folder as create_or_recreate_folder
     from trw_pipeline.files import safe_filename as safe_filename
+    from trw_pipeline.nets.hooks import CleanAddedHooks as CleanAddedHooks
+    from trw_pipeline.outputs.auroc import auroc as auroc
     from trw_pipeline.outputs.classification import OutputClassification as OutputClassification
+    from trw_pipeline.outputs.classification_metrics import MetricAUROC as MetricAUROC
+    from trw_pipeline.outputs.classification_metrics import MetricClassificationError as MetricClassificationError
+    from trw_pipeline.outputs.classification_metrics import MetricF1 as MetricF1
+    from trw_pipeline.outputs.classification_metrics import MetricSensitivitySpecificity as MetricSensitivitySpecificity
+    from trw_pipeline.outputs.classification_metrics import (
+        default_classification_metrics as default_classification_metrics,
+    )
+    from trw_pipeline.outputs.embedding import OutputEmbedding as OutputEmbedding
+    from trw_pipeline.outputs.losses import LossDiceMulticlass as LossDiceMulticlass
     from trw_pipeline.outputs.metrics import Metric as Metric
-    from trw_pipeline.outputs.metrics import default_classification_metrics as default_classification_metrics
+    from trw_pipeline.outputs.metrics import MetricStateful as MetricStateful
     from trw_pipeline.outputs.output import Output as Output
+    from trw_pipeline.outputs.record import OutputRecord as OutputRecord
+    from trw_pipeline.outputs.regression import OutputRegression as OutputRegression
+    from trw_pipeline.outputs.regression_metrics import MetricMeanAbsoluteError as MetricMeanAbsoluteError
+    from trw_pipeline.outputs.regression_metrics import MetricR2 as MetricR2
+    from trw_pipeline.outputs.regression_metrics import MetricRootMeanSquaredError as MetricRootMeanSquaredError
+    from trw_pipeline.outputs.regression_metrics import default_regression_metrics as default_regression_metrics
+    from trw_pipeline.outputs.segmentation import OutputSegmentation as OutputSegmentation
+    from trw_pipeline.outputs.segmentation_metrics import MetricDice as MetricDice
+    from trw_pipeline.outputs.segmentation_metrics import MetricIoU as MetricIoU
+    from trw_pipeline.outputs.segmentation_metrics import default_segmentation_metrics as default_segmentation_metrics
+    from trw_pipeline.reporting.classification_report import classification_report as classification_report
+    from trw_pipeline.reporting.classification_report import list_classes_from_mapping as list_classes_from_mapping
     from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
     from trw_pipeline.sequences.iterator import SequenceIterator as SequenceIterator
     from trw_pipeline.sequences.job_options import JobOptions as JobOptions
+    from trw_pipeline.sequences.reservoir_options import ReservoirOptions as ReservoirOptions
     from trw_pipeline.sequences.samplers import Sampler as Sampler
     from trw_pipeline.sequences.samplers import SamplerClassResampling as SamplerClassResampling
     from trw_pipeline.sequences.samplers import SamplerRandom as SamplerRandom
@@ -53,22 +85,35 @@ if TYPE_CHECKING:
     from trw_pipeline.sequences.sequence import SequenceArray as SequenceArray
     from trw_pipeline.sequences.sequence import SequenceAsyncReservoir as SequenceAsyncReservoir
     from trw_pipeline.sequences.sequence import SequenceBatch as SequenceBatch
+    from trw_pipeline.sequences.sequence import SequenceCache as SequenceCache
     from trw_pipeline.sequences.sequence import SequenceCollate as SequenceCollate
+    from trw_pipeline.sequences.sequence import SequenceDataset as SequenceDataset
+    from trw_pipeline.sequences.sequence import SequenceIterable as SequenceIterable
     from trw_pipeline.sequences.sequence import SequenceMap as SequenceMap
     from trw_pipeline.sequences.sequence import SequenceMaxSamples as SequenceMaxSamples
+    from trw_pipeline.sequences.sequence import SequenceMix as SequenceMix
+    from trw_pipeline.sequences.sequence import SequencePrefetch as SequencePrefetch
     from trw_pipeline.sequences.sequence import SequenceReBatch as SequenceReBatch
+    from trw_pipeline.sequences.sequence import SequenceShard as SequenceShard
+    from trw_pipeline.sequences.sequence import SequenceShuffle as SequenceShuffle
     from trw_pipeline.sequences.sequence import SequenceSubBatch as SequenceSubBatch
+    from trw_pipeline.sequences.sequence import SequenceZip as SequenceZip
+    from trw_pipeline.timing import time_it as time_it
     from trw_pipeline.trainer import Trainer as Trainer
     from trw_pipeline.trainer import default_per_epoch_callbacks as default_per_epoch_callbacks
     from trw_pipeline.trainer import default_post_training_callbacks as default_post_training_callbacks
     from trw_pipeline.trainer import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.training.callback import Callback as Callback
+    from trw_pipeline.training.default_names import (
+        find_default_dataset_and_split_names as find_default_dataset_and_split_names,
+    )
     from trw_pipeline.training.loop import create_losses_fn as create_losses_fn
     from trw_pipeline.training.loop import default_sum_all_losses as default_sum_all_losses
     from trw_pipeline.training.loop import epoch_train_eval as epoch_train_eval
     from trw_pipeline.training.loop import eval_loop as eval_loop
     from trw_pipeline.training.loop import train_loop as train_loop
     from trw_pipeline.training.loop import trainer_callbacks_per_batch as trainer_callbacks_per_batch
+    from trw_pipeline.training.optimizers import Schedule as Schedule
     from trw_pipeline.training.optimizers import create_adam_optimizers_fn as create_adam_optimizers_fn
     from trw_pipeline.training.optimizers import (
         create_adam_optimizers_scheduler_step_lr_fn as create_adam_optimizers_scheduler_step_lr_fn,
@@ -86,24 +131,46 @@ if TYPE_CHECKING:
 
 _FILE_OF = {
     "Callback": "training.callback",
+    "CallbackCheckpoint": "callbacks.checkpoint",
+    "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",
     "CallbackExportHistory": "callbacks.export_history",
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackSaveLastModel": "callbacks.save_last_model",
     "CallbackTrainLog": "callbacks.train_log",
     "CheckpointError": "errors",
+    "CleanAddedHooks": "nets.hooks",
     "ClosedError": "errors",
     "CodecError": "errors",
+    "Compression": "executors.compression",
     "ExecutorError": "errors",
     "FailedJobError": "errors",
     "Failure": "executors.failures",
     "JobError": "errors",
+    "JobTimeoutError": "errors",
     "JobExecutor": "executors.job_executor",
     "JobOptions": "sequences.job_options",
+    "LossDiceMulticlass": "outputs.losses",
     "Metric": "outputs.metrics",
+    "MetricAUROC": "outputs.classification_metrics",
+    "MetricClassificationError": "outputs.classification_metrics",
+    "MetricDice": "outputs.segmentation_metrics",
+    "MetricF1": "outputs.classification_metrics",
+    "MetricIoU": "outputs.segmentation_metrics",
+    "MetricMeanAbsoluteError": "outputs.regression_metrics",
+    "MetricR2": "outputs.regression_metrics",
+    "MetricRootMeanSquaredError": "outputs.regression_metrics",
+    "MetricSensitivitySpecificity": "outputs.classification_metrics",
+    "MetricStateful": "outputs.metrics",
     "MissingExtraError": "errors",
+    "NonFiniteLossError": "errors",
     "Output": "outputs.output",
     "OutputClassification": "outputs.classification",
+    "ReservoirOptions": "sequences.reservoir_options",
+    "OutputEmbedding": "outputs.embedding",
+    "OutputRecord": "outputs.record",
+    "OutputRegression": "outputs.regression",
+    "OutputSegmentation": "outputs.segmentation",
     "Result": "executors.job",
     "Run": "training.run",
     "Sampler": "sequences.samplers",
@@ -111,20 +178,37 @@ _FILE_OF = {
     "SamplerRandom": "sequences.samplers",
     "SamplerSequential": "sequences.samplers",
     "SamplerSubsetRandom": "sequences.samplers",
+    "Schedule": "training.optimizers",
     "Sequence": "sequences.sequence",
     "SequenceAdaptorTorch": "sequences.adaptor_torch",
     "SequenceArray": "sequences.sequence",
     "SequenceAsyncReservoir": "sequences.sequence",
     "SequenceBatch": "sequences.sequence",
+    "SequenceCache": "sequences.sequence",
     "SequenceCollate": "sequences.sequence",
+    "SequenceDataset": "sequences.sequence",
+    "SequenceIterable": "sequences.sequence",
     "SequenceIterator": "sequences.iterator",
     "SequenceMap": "sequences.sequence",
     "SequenceMaxSamples": "sequences.sequence",
+    "SequencePrefetch": "sequences.sequence",
+    "SequenceMix": "sequences.sequence",
     "SequenceReBatch": "sequences.sequence",
+    "SequenceShuffle": "sequences.sequence",
+    "SequenceShard": "sequences.sequence",
     "SequenceSubBatch": "sequences.sequence",
+    "SequenceZip": "sequences.sequence",
     "Trainer": "trainer",
     "TrwError": "errors",
     "WorkerLostError": "errors",
+    "auroc": "outputs.auroc",
+    "classification_report": "reporting.classification_report",
+    "create_or_recreate_folder": "files",
+    "default_classification_metrics": "outputs.classification_metrics",
+    "default_regression_metrics": "outputs.regression_metrics",
+    "default_segmentation_metrics": "outputs.segmentation_metrics",
+    "empty_result": "executors.result_slot",
+    "WorkerOptions": "executors.worker_options",
     "WouldBlock": "errors",
     "collate_dicts": "batches.collate",
     "collate_list_of_dicts": "batches.collate",
@@ -136,7 +220,6 @@ _FILE_OF = {
     "create_scheduler_step_lr": "training.optimizers",
     "create_sgd_optimizers_fn": "training.optimizers",
     "create_sgd_optimizers_scheduler_step_lr_fn": "training.optimizers",
-    "default_classification_metrics": "outputs.metrics",
     "default_collate_fn": "batches.collate",
     "default_per_epoch_callbacks": "trainer",
     "default_post_training_callbacks": "trainer",
@@ -145,10 +228,13 @@ _FILE_OF = {
     "default_sum_all_losses": "training.loop",
     "epoch_train_eval": "training.loop",
     "eval_loop": "training.loop",
+    "find_default_dataset_and_split_names": "training.default_names",
     "get_device": "batches.device",
     "len_batch": "batches.length",
+    "list_classes_from_mapping": "reporting.classification_report",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",
+    "time_it": "timing",
     "to_value": "batches.device",
     "train_loop": "training.loop",
     "trainer_callbacks_per_batch": "training.loop",

@@ -6,8 +6,10 @@
     ├── ExecutorError         the pool as a whole can not go on
     │   ├── JobError          the mapped function failed; the worker's traceback is in the message
     │   ├── WorkerLostError   a job lost its worker (killed, crashed) more often than it may
+    │   ├── JobTimeoutError   a job took longer than it may; its worker was ended
     │   └── CodecError        an object can not be sent to, or back from, a worker
     ├── CheckpointError       a saved state does not fit, or is damaged
+    ├── NonFiniteLossError    a loss is NaN or infinite; also a FloatingPointError
     └── MissingExtraError     an optional library is absent; also an ImportError
 
 Wrong arguments are plain `ValueError` and `TypeError`.
@@ -23,7 +25,10 @@ class TrwError(Exception):
 
 
 class WouldBlock(TrwError):
-    """Nothing is ready now and the caller asked not to wait. It never means that an epoch is over."""
+    """Nothing is ready now and the caller asked not to wait, or there is nothing that would ever become ready.
+
+    It never means that an epoch is over.
+    """
 
 
 class ClosedError(TrwError):
@@ -85,12 +90,20 @@ class WorkerLostError(FailedJobError):
     """The job's worker died (killed, crashed, exited) at every allowed attempt at this job."""
 
 
+class JobTimeoutError(FailedJobError):
+    """The job took longer than `job_timeout_s`; its worker was ended and replaced, and the job was not tried again."""
+
+
 class CodecError(FailedJobError):
     """An item can not be sent to a worker, or a result can not be sent back; the message names the part."""
 
 
 class CheckpointError(TrwError):
     """A saved state does not fit what it is loaded into, or is damaged."""
+
+
+class NonFiniteLossError(TrwError, FloatingPointError):
+    """A loss that is trained on is NaN or infinite; the message says where, of which head and of which samples."""
 
 
 class MissingExtraError(TrwError, ImportError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +100,44 @@ def create_numbered_folder(root: str | os.PathLike[str], prefix: str) -> tuple[P
             number += 1
         else:
             return folder, number
+
+
+def create_or_recreate_folder(
+    path: str | os.PathLike[str], nb_tries: int = 3, wait_time_between_tries: float = 2.0
+) -> None:
+    """Make an empty folder of this name. **Everything that was in a folder of this name is deleted.**
+
+    For runs there is `create_numbered_folder`, which deletes nothing.
+
+    Args:
+        path: the folder; the folders above it are created too.
+        nb_tries: how often to try, at least 1. Another program that has a file open, or makes new ones, can be in the
+            way for a moment.
+        wait_time_between_tries: seconds before another try.
+
+    Raises:
+        ValueError: `nb_tries` is less than 1, or the time is negative.
+        OSError: the last try failed, or `path` is there and is a file or a link, which are never deleted.
+    """
+    if nb_tries < 1 or wait_time_between_tries < 0:
+        raise ValueError(
+            f"nb_tries must be at least 1 and wait_time_between_tries not negative, got {nb_tries} and "
+            f"{wait_time_between_tries}"
+        )
+    folder = Path(path)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise NotADirectoryError(f"only a folder is deleted to be made anew, and {str(folder)!r} is none")
+    for nb_left in reversed(range(nb_tries)):
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError:
+            if not nb_left:
+                raise
+            time.sleep(wait_time_between_tries)  # nothing tells us that another program has let go of a file
+        else:
+            return
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -17,8 +18,10 @@ from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.files import create_numbered_folder
-from trw_pipeline.training import saved_model
-from trw_pipeline.training.callback import BatchCallback, LossTermsCallback, create_hook_table
+from trw_pipeline.training import prediction, saved_model
+from trw_pipeline.training.callback import BatchCallback, Callback, LossTermsCallback, create_hook_table
+from trw_pipeline.training.checkpoint import Checkpoint, checkpoint_at, run_folder_of
+from trw_pipeline.training.finite import NanPolicy, check_nan_policy
 from trw_pipeline.training.loop import (
     EpochResult,
     create_losses_fn,
@@ -27,8 +30,11 @@ from trw_pipeline.training.loop import (
     run_keyword,
     trainer_callbacks_per_batch,
 )
+from trw_pipeline.training.optimization import Amp, Optimization
 from trw_pipeline.training.optimizers import Optimizers, Schedulers
 from trw_pipeline.training.options import Options, check_options, copy_options
+from trw_pipeline.training.randomness import seeded, split_seed
+from trw_pipeline.training.resume import restore
 from trw_pipeline.training.run import LossFn, OptimizersFn, Run
 from trw_pipeline.training.saved_model import Result
 from trw_pipeline.typing import Datasets
@@ -83,6 +89,8 @@ class Trainer:
 
     save_model = staticmethod(saved_model.save_model)
     load_model = staticmethod(saved_model.load_model)
+    evaluate = staticmethod(prediction.evaluate)
+    predict = staticmethod(prediction.predict)
 
     def __init__(
         self,
@@ -114,6 +122,15 @@ class Trainer:
         with_final_evaluation: bool = True,
         eval_every_X_epoch: int = 1,
         *,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        amp: Amp | None = None,
+        ema: float | None = None,
+        nan_policy: NanPolicy = "raise",
+        step: Callable[[Run], Any] | None = None,
+        seed: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        isolate_callbacks: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> tuple[nn.Module, Result]:
         """Train a model.
@@ -144,6 +161,26 @@ class Trainer:
             with_final_evaluation: whether all splits, those trained on too, are evaluated after the last epoch. The
                 history then has one more entry than there were epochs.
             eval_every_X_epoch: how often to evaluate, at least 1.
+            accumulate: so many batches make one step; the gradient is that of one batch of all their samples, also at
+                the end of a split.
+            clip_norm: greatest 2-norm of the gradients of a step, or None.
+            amp: mixed precision, "bf16" or "fp16" (with a gradient scaler), or None.
+            ema: decay of an exponential moving average of the weights, or None. With it, evaluations are those of the
+                average, and so is the model that is there after the last epoch.
+            nan_policy: what becomes of a batch that is trained on whose loss is NaN or infinite: "raise"
+                `NonFiniteLossError`; "skip" it, counted nowhere; or "stop" the training at the end of the epoch. Its
+                gradients do not reach the weights, but on an accelerator, where only "skip" makes the device wait for
+                the answer at every batch.
+            step: what is done with a batch that is trained on, in place of the default, which steps all optimizers of
+                the dataset with the gradients of the loss: for models whose parts have optimizers and losses of their
+                own. It calls `run.backward(loss)` and `run.step(name)`, and may leave `run.terms` and `run.loss`.
+            seed: of the generators of Python, NumPy and torch from here on, until they are put back as they were, and
+                of every split that has `with_seed`, keyed by dataset and split. None: whatever state they are in.
+            resume: a checkpoint, or the folder of a run, whose newest checkpoint that is complete is taken: the
+                training goes on from there, in that folder, as if it had never stopped. A training that is finished,
+                with as many epochs as the options ask for, is loaded and nothing more. Everything else must be given as
+                it was.
+            isolate_callbacks: an error in a callback is logged, and the training goes on.
             clock: seconds that never run backwards; every time that is logged comes from it.
 
         Returns:
@@ -152,37 +189,61 @@ class Trainer:
 
         Raises:
             ValueError, TypeError: an argument, or what a function returned, is not as described; named in the message.
+            FileNotFoundError, CheckpointError: there is nothing to resume, or it does not fit.
             BaseException: whatever else ends the training, KeyboardInterrupt too: first the `on_exception` hooks run.
                 The run folder stays.
         """
         check_options(options)
         _check_eval_every(eval_every_X_epoch)
+        check_nan_policy(nan_policy)
+        optimization = Optimization(accumulate, clip_norm, amp, ema)
         options = copy_options(options)
-        workflow = options["workflow_options"]
-        folder, workflow["trainer_run"] = create_numbered_folder(workflow["logging_directory"], run_prefix)
-        workflow["current_logging_directory"] = str(folder)
-        with _logging_to(folder / "trainer.txt"):
+        checkpoint = None if resume is None else checkpoint_at(resume, options["training_parameters"]["num_epochs"])
+        folder = _run_folder(options, run_prefix, None if checkpoint is None else checkpoint[0])
+        with _logging_to(folder / "trainer.txt"), seeded(seed), ExitStack() as ours:
             _logger.info("run folder %s", folder)
             datasets, datasets_infos = _checked_inputs(inputs_fn())
-            run = self._create_run(options, datasets, datasets_infos, model_fn, optimizers_fn, clock)
+            datasets = _with_seeds(datasets, seed, ours)
+            run = self._create_run(options, datasets, datasets_infos, model_fn, optimizers_fn)
             run.losses = _checked_losses(loss_creator(datasets, losses_fn), datasets)
-            per_batch_terms = _created(self.callbacks_per_batch_loss_terms_fn)
-            try:
-                run.fire("on_fit_start")
-                self._run_epochs(run, per_batch_terms, eval_every_X_epoch)
-                self._run_final_evaluation(run, per_batch_terms, with_final_evaluation)
-                run.fire("on_fit_end")
-            except BaseException as error:
-                # No more than a note in the file: the error itself goes to the caller.
-                _logger.info("the training ended with an error", exc_info=True)
-                run.fire_exception(error)
-                raise
+            run.optimization, run.training_step, run.nan_policy = optimization, step, nan_policy
+            run.isolate_callbacks, run.clock = isolate_callbacks, clock
+            optimization.prepare(run.model, run.device)
+            if checkpoint is None or not self._is_finished(run, checkpoint[1]):
+                self._train(run, with_final_evaluation, eval_every_X_epoch, checkpoint and checkpoint[1])
         return run.model, {
             "history": run.history,
             "options": run.options,
             "outputs": run.outputs,
             "datasets_infos": run.datasets_infos,
         }
+
+    def _is_finished(self, run: Run, checkpoint: Checkpoint) -> bool:
+        """Whether the training was over when the checkpoint was made; then loads what it left."""
+        is_finished = checkpoint["is_finished"] and checkpoint["epoch"] >= run.epochs
+        if is_finished:
+            restore(run, checkpoint)
+        return is_finished
+
+    def _train(
+        self, run: Run, with_final_evaluation: bool, eval_every: int, checkpoint: Checkpoint | None = None
+    ) -> None:
+        """Run the epochs and the final evaluation; whatever ends them before their time, every callback hears of it."""
+        per_batch_terms = _created(self.callbacks_per_batch_loss_terms_fn)
+        try:
+            run.resumed = checkpoint is not None
+            run.fire("on_fit_start")
+            if checkpoint is not None:
+                restore(run, checkpoint)
+            self._run_epochs(run, per_batch_terms, eval_every)
+            run.take_average()
+            self._run_final_evaluation(run, per_batch_terms, with_final_evaluation)
+            run.fire("on_fit_end")
+        except BaseException as error:
+            # No more than a note in the file: the error itself goes to the caller.
+            _logger.info("the training ended with an error", exc_info=True)
+            run.fire_exception(error)
+            raise
 
     def _create_run(
         self,
@@ -191,7 +252,6 @@ class Trainer:
         datasets_infos: Mapping[str, Any],
         model_fn: Callable[[Options], nn.Module],
         optimizers_fn: OptimizersFn | None,
-        clock: Callable[[], float],
     ) -> Run:
         device = torch.device(options["workflow_options"]["device"])
         model = model_fn(options)
@@ -202,6 +262,11 @@ class Trainer:
         per_batch = _created(self.callbacks_per_batch_fn)
         if self.trainer_callbacks_per_batch is not None:
             per_batch.append(self.trainer_callbacks_per_batch)
+        lists = [
+            _created(self.callbacks_pre_training_fn),
+            _created(self.callbacks_per_epoch_fn),
+            _created(self.callbacks_post_training_fn),
+        ]
         return Run(
             model=model,
             device=device,
@@ -212,22 +277,21 @@ class Trainer:
             optimizers_fn=optimizers_fn,
             schedulers=schedulers,
             callbacks_per_batch=per_batch,
-            hooks=create_hook_table(
-                _created(self.callbacks_pre_training_fn),
-                _created(self.callbacks_per_epoch_fn),
-                _created(self.callbacks_post_training_fn),
-            ),
-            clock=clock,
+            callbacks=[callback for callbacks in lists for callback in callbacks if isinstance(callback, Callback)],
+            hooks=create_hook_table(*lists),
             log_dir=Path(options["workflow_options"]["current_logging_directory"]),
             epochs=options["training_parameters"]["num_epochs"] if optimizers is not None else 0,
         )
 
     def _run_epochs(self, run: Run, per_batch_terms: list[Any], eval_every: int) -> None:
         while run.epoch < run.epochs and not run.stop:
+            for at_boundary in run.at_boundaries:
+                at_boundary(run)
             self._begin_entry(run)
             run.fire("on_epoch_start")
             run_eval = run.epoch == 0 or (run.epoch + 1) % eval_every == 0
             self._run_entry(run, run.optimizers, per_batch_terms, run_eval)
+            run.nb_epochs_done = run.epoch + 1
             run.fire("on_epoch_end")
             run.epoch += 1
 
@@ -239,9 +303,10 @@ class Trainer:
             run.outputs = None
 
     def _begin_entry(self, run: Run) -> None:
-        """Begin a new entry of the history, which fills up as splits end."""
-        run.history.append({})
-        run.outputs = {}
+        """Begin a new entry of the history, which fills up as splits end; it may have begun before a checkpoint."""
+        point = run.resume_point
+        run.history.append({} if point is None else point["history"])
+        run.outputs = {} if point is None else point["outputs"]
 
     def _run_entry(self, run: Run, optimizers: Optimizers | None, per_batch_terms: list[Any], run_eval: bool) -> None:
         run.outputs, run.history[-1] = self.run_epoch_fn(
@@ -261,6 +326,37 @@ class Trainer:
 
 def _created(callbacks_fn: Callable[[], Sequence[Any]] | None) -> list[Any]:
     return [] if callbacks_fn is None else list(callbacks_fn())
+
+
+def _run_folder(options: Options, prefix: str, resumed: Path | None) -> Path:
+    """A new folder for the run, or that of the one which goes on; the options are told."""
+    workflow = options["workflow_options"]
+    if resumed is None:
+        folder, workflow["trainer_run"] = create_numbered_folder(workflow["logging_directory"], prefix)
+    else:
+        folder = run_folder_of(resumed)
+        number = folder.name.rpartition("_r")[2]
+        workflow["trainer_run"] = int(number) if number.isdecimal() else 0
+    workflow["current_logging_directory"] = str(folder)
+    return folder
+
+
+def _with_seeds(datasets: Datasets, seed: int | None, ours: ExitStack) -> Datasets:
+    """Give each split that can be seeded one of its own; those are new chains, which we close."""
+    if seed is None:
+        return datasets
+
+    def seeded_split(dataset_name: str, split_name: str, split: Any) -> Any:
+        if not hasattr(split, "with_seed"):
+            return split
+        return ours.enter_context(split.with_seed(split_seed(seed, dataset_name, split_name)))
+
+    return {
+        dataset_name: {
+            split_name: seeded_split(dataset_name, split_name, split) for split_name, split in dataset.items()
+        }
+        for dataset_name, dataset in datasets.items()
+    }
 
 
 def _check_eval_every(eval_every: Any) -> None:

@@ -28,4 +28,7 @@ Function: TypeAlias = Callable[..., Any]
 
 Backend: TypeAlias = Literal["process", "thread", "inline"]
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
+NbWorkers: TypeAlias = int | Literal["auto"]
+"""A number of workers, or as many as this machine has room for."""
+
 OnError: TypeAlias = Literal["raise", "skip"]

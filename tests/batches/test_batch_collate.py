@@ -1,24 +1,21 @@
-"""One batch of tensors out of one dict or many: the right values and dtypes, or an error that names the sample."""
+"""One batch of tensors out of one dict or many: the right values and dtypes."""
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from collate_forms import EVERY_FORM, dict_form, list_form
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 
 from trw_pipeline.batches.collate import (
     collate_dicts,
-    collate_list_of_dicts,
-    default_collate_fn,
     default_collate_list_of_dicts,
 )
 
@@ -30,21 +27,6 @@ class Box:
 
 class Label(enum.IntEnum):
     CAT = 3
-
-
-def dict_form(values):
-    return collate_dicts({"x": values}, None)["x"]
-
-
-def list_form(values):
-    return default_collate_list_of_dicts([{"x": value} for value in values])["x"]
-
-
-def list_form_of_lists(values):
-    return default_collate_list_of_dicts([{"x": [value]} for value in values])["x"]
-
-
-EVERY_FORM = pytest.mark.parametrize("collated", [dict_form, list_form, list_form_of_lists])
 
 
 # --- one value for each sample
@@ -92,6 +74,7 @@ def test_numbers_become_a_tensor_of_their_dtype(collated, values, dtype):
     ],
 )
 def test_mixed_numbers_keep_their_values_in_every_order(collated, values, dtype):
+    """BATCH-3."""
     for order in itertools.permutations(values):
         tensor = collated(list(order))
         assert (tensor.dtype, tensor.tolist()) == (dtype, [value + 0 for value in order])
@@ -124,6 +107,7 @@ def test_floats_follow_the_default_float_of_torch(collated):
     ],
 )
 def test_what_is_no_number_stays_a_list_of_the_same_objects(collated, values):
+    """BATCH-4."""
     result = collated(values)
     assert isinstance(result, list)
     assert len(result) == len(values)
@@ -229,6 +213,7 @@ UNUSUAL = {
     ids=["dict", "list in a dict", "list of two", "list of one"],
 )
 def test_unusual_arrays_become_writable_tensors_of_the_same_values(array, collated, expected):
+    """BATCH-5, BATCH-6."""
     tensor = collated(array)
     assert tensor.tolist() == expected(array.tolist())
     one_more = tensor.clone() + 1
@@ -248,110 +233,6 @@ def test_arrays_of_dtypes_that_torch_has_not_stay_arrays(array):
 
 def test_longer_text_is_not_cut_to_the_length_of_the_first():
     assert list_form([np.array(["a"]), np.array(["bcd"])]).tolist() == ["a", "bcd"]
-
-
-# --- what does not fit together
-
-
-@EVERY_FORM
-def test_different_shapes_are_named_with_their_samples(collated):
-    with pytest.raises(ValueError, match=r"'x' .* \(3, 4\) in sample 0 and \(3, 5\) in sample") as error:
-        collated([np.zeros((3, 4)), np.zeros((3, 4)), torch.zeros(3, 5)])
-    # each array of the second form counts as three samples
-    assert str(error.value).count("sample 6" if collated is list_form else "sample 2") == 1
-
-
-def test_the_uids_of_misshapen_samples_are_named():
-    batches = [{"sample_uid": np.array([uid]), "x": np.zeros((1, 3, nb))} for uid, nb in ((17, 4), (18, 4), (19, 5))]
-    with pytest.raises(
-        ValueError, match=r"\(1, 3, 4\) in sample 0 \(sample_uid 17\) .* \(1, 3, 5\) in sample 2 \(sa.*19\)"
-    ):
-        default_collate_list_of_dicts(batches)
-
-
-def test_the_uids_of_misshapen_samples_in_lists_are_named():
-    batches = [
-        {"x": [np.zeros(1), np.zeros(1)], "sample_uid": ["a", "b"]},
-        {"x": [np.zeros(1), np.zeros(2)], "sample_uid": torch.tensor([7, 8])},
-    ]
-    with pytest.raises(
-        ValueError, match=r"\(1,\) in sample 0 \(sample_uid 'a'\) .* \(2,\) in sample 3 \(sample_uid 8\)"
-    ):
-        default_collate_list_of_dicts(batches)
-
-
-def test_no_axis_is_missing_in_silence():
-    with pytest.raises(ValueError, match=r"\(0,\) in sample 0 and \(2, 3\) in sample 0"):
-        list_form([torch.zeros(0), torch.zeros(2, 3)])
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        (
-            [np.zeros((1, 3)), "text"],
-            r"ndarray of shape \(1, 3\) and dtype float64 in sample 0 and str 'text' in sample 1",
-        ),
-        (
-            ["text", torch.zeros(1)],
-            r"str 'text' in sample 0 and Tensor of shape \(1,\) and dtype torch.float32 in sample 1",
-        ),
-        ([np.zeros(1), None], "NoneType None in sample 1"),
-        ([5, np.zeros(1)], r"int 5 in sample 0 and ndarray of shape \(1,\)"),
-        ([[1], np.zeros(1)], r"list \[1\] in sample 0 and ndarray"),
-        ([{"a": 1}, 3], r"dict \{'a': 1\} in sample 0 and int 3 in sample 1"),
-        ([[np.zeros(2), "text"]], r"ndarray of shape \(2,\) and dtype float64 in sample 0 and str 'text' in sample 1"),
-        (
-            [np.zeros(1), np.array(["a"])],
-            r"dtype float64 in sample 0 and ndarray of shape \(1,\) and dtype <U1 in sample 1",
-        ),
-    ],
-)
-def test_mixed_kinds_are_named_with_their_samples(values, named):
-    with pytest.raises(ValueError, match=f"the values of feature 'x' must be of one kind, got .*{named}"):
-        list_form(values)
-
-
-def test_a_missing_feature_is_named_with_its_sample():
-    batches = [{"sample_uid": uid, "x": 1, "y": 1} for uid in "abc"]
-    del batches[2]["y"]
-    with pytest.raises(
-        ValueError, match=r"'y' is in sample 0 \(sample_uid 'a'\) and missing in sample 2 \(sample_uid 'c'\)"
-    ):
-        default_collate_list_of_dicts(batches)
-
-
-def test_samples_are_counted_through_the_batches_before():
-    batches = [{"x": np.zeros((4, 2))}, {"n": 1, "x": np.zeros((3, 2))}]
-    with pytest.raises(ValueError, match="'n' is in sample 4 and missing in sample 0"):
-        default_collate_list_of_dicts(batches)
-
-
-def test_an_unexpected_feature_is_named_with_its_sample():
-    with pytest.raises(ValueError, match="'y' is in sample 1 and missing in sample 0"):
-        default_collate_list_of_dicts([{"x": 1}, {"x": 1, "y": 2}])
-
-
-@pytest.mark.parametrize("collate", [collate_list_of_dicts, default_collate_fn])
-def test_no_samples_can_not_be_collated(collate):
-    with pytest.raises(ValueError, match="at least one sample, got an empty list"):
-        collate([], None)
-
-
-@pytest.mark.parametrize(
-    ("collate", "batch"),
-    [
-        (default_collate_fn, 3),
-        (default_collate_fn, [3]),
-        (default_collate_fn, "text"),
-        (collate_dicts, [{"x": 1}]),
-        (collate_list_of_dicts, {"x": 1}),
-        (collate_list_of_dicts, [{"x": 1}, None]),
-    ],
-)
-def test_only_mappings_can_be_collated(collate, batch):
-    with pytest.raises(TypeError, match=r"must be a (list of )?mapping"):
-        collate(batch, None)
 
 
 # --- batch-wide values
@@ -421,115 +302,3 @@ def test_a_shared_feature_is_kept_once_from_the_first():
 def test_a_shared_list_of_a_dict_stays_a_list():
     polygons = [np.zeros((2, 2)), np.zeros((3, 2))]
     assert collate_dicts({"polygons": polygons}, None, shared_features=["polygons"])["polygons"] is polygons
-
-
-# --- the input, the result, the device
-
-
-@pytest.mark.parametrize("nb_dicts", [1, 2])
-def test_writing_into_a_joined_batch_leaves_the_input_alone(nb_dicts):
-    batch = {
-        "a": np.zeros((1, 2)),
-        "t": torch.zeros(1, 2),
-        "la": [np.zeros(2)],
-        "ls": ["a"],
-        "m": {"a": np.zeros((1, 2))},
-        "w": np.zeros(2),
-        "wt": torch.zeros(2),
-        "wl": ["a"],
-        "wm": {"a": np.zeros(2)},
-    }
-    joined = default_collate_list_of_dicts([batch] * nb_dicts, shared_features=["w", "wt", "wl", "wm"])
-    for tensor in (
-        joined["a"],
-        joined["t"],
-        joined["la"],
-        joined["m"]["a"],
-        joined["w"],
-        joined["wt"],
-        joined["wm"]["a"],
-    ):
-        tensor += 1
-    joined["ls"].append("b")
-    joined["wl"].append("b")
-    arrays = (batch["a"], batch["t"], batch["la"][0], batch["m"]["a"], batch["w"], batch["wt"], batch["wm"]["a"])
-    assert not any(array.any() for array in arrays)
-    assert batch["ls"] == batch["wl"] == ["a"]
-
-
-def test_a_dict_is_not_changed():
-    x, y, z = np.zeros(2), [1, 2], ["a", "b"]
-    batch = {"x": x, "y": y, "z": z}
-    collated = collate_dicts(batch, None)
-    collated["new"] = 1
-    collated["z"].append("c")
-    assert list(batch) == ["x", "y", "z"]
-    assert batch["x"] is x
-    assert batch["y"] is y
-    assert (y, z) == ([1, 2], ["a", "b"])
-
-
-@pytest.mark.parametrize("batch", [OrderedDict(b=[1], a=[2]), [OrderedDict(b=1, a=2)]])
-def test_the_result_is_a_plain_dict_in_the_order_of_the_first(batch):
-    collated = default_collate_fn(batch, None)
-    assert type(collated) is dict
-    assert list(collated) == ["b", "a"]
-
-
-def test_lists_of_dicts_in_a_list_are_spliced_in():
-    batch = [[{"x": 0}, {"x": 1}], {"x": 2}, [], [{"x": 3}]]
-    assert default_collate_fn(batch, None)["x"].tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "batch", [{"x": np.zeros(2), "y": [1, 2]}, [{"x": np.zeros(1), "y": 1}, {"x": torch.ones(1), "y": 2}]]
-)
-def test_tensors_are_made_on_the_device(batch):
-    collated = default_collate_fn(batch, torch.device("meta"))
-    assert collated["x"].device.type == collated["y"].device.type == "meta"
-
-
-class Copies(TorchFunctionMode):
-    """Stands in for page-locked memory: pinning gives a marked copy; every call of `Tensor.to` is recorded."""
-
-    def __init__(self):
-        super().__init__()
-        self.pinned = []
-        self.moved = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.pin_memory:
-            self.pinned.append(args[0].clone())
-            return self.pinned[-1]
-        if func is torch.Tensor.to:
-            self.moved.append((args[0], kwargs["non_blocking"]))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("batch", [{"x": np.zeros(2), "y": [1, 2]}, [{"x": np.zeros(1), "y": 1}]])
-def test_the_pinned_copy_is_what_travels(batch, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with Copies() as copies:
-        default_collate_fn(batch, "meta", pin_memory=True, non_blocking=True)
-    assert len(copies.pinned) == 2
-    assert all(tensor is pinned for (tensor, _), pinned in zip(copies.moved, copies.pinned, strict=True))
-    assert [non_blocking for _, non_blocking in copies.moved] == [True, True]
-
-
-def test_without_cuda_nothing_is_pinned(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with Copies() as copies:
-        assert collate_dicts({"x": [1, 2]}, None, pin_memory=True)["x"].tolist() == [1, 2]
-    assert copies.pinned == []
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_batches_on_the_cpu_are_page_locked():
-    assert collate_dicts({"x": np.zeros(2)}, None, pin_memory=True)["x"].is_pinned()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_samples_on_several_devices_are_joined():
-    joined = collate_list_of_dicts([{"x": torch.zeros(1)}, {"x": torch.ones(1, device="cuda")}], "cuda")["x"]
-    assert joined.is_cuda
-    assert joined.tolist() == [0, 1]

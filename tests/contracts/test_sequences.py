@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 
+import blosc2
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader
 from trw_pipeline.errors import ClosedError
 from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch
 from trw_pipeline.sequences.samplers import SamplerRandom, SamplerSequential
-from trw_pipeline.sequences.sequence import Sequence, SequenceArray
+from trw_pipeline.sequences.sequence import Sequence, SequenceArray, SequenceDataset, SequenceIterable, SequenceShard
 
 NB = 12
 
@@ -32,12 +34,34 @@ def array(sampler=None, **options):
     return SequenceArray(split, SamplerSequential() if sampler is None else sampler, **options).with_seed(5)
 
 
+def stored():
+    split = {"x": blosc2.asarray(np.arange(NB)), "id": [f"s{i}" for i in range(NB)]}
+    return SequenceArray(split, SamplerSequential()).with_seed(5)
+
+
+def samples():
+    return [{"x": np.int64(i), "id": f"s{i}"} for i in range(NB)]
+
+
+def dataset(**options):
+    return SequenceDataset(samples(), SamplerSequential(), **options).with_seed(5)
+
+
 def as_dicts(samples):
     return {"x": torch.tensor([s for s in samples]), "id": [f"s{s}" for s in samples]}
 
 
 def loader(batch_size=1):
     return DataLoader(range(NB), batch_size=batch_size, collate_fn=as_dicts)
+
+
+def part(first, last):
+    split = {"x": np.arange(first, last), "id": [f"s{i}" for i in range(first, last)]}
+    return SequenceArray(split, SamplerSequential()).with_seed(5)
+
+
+def beside():
+    return SequenceArray({"y": np.arange(NB)}, SamplerSequential()).with_seed(5)
 
 
 def same(batch):
@@ -47,6 +71,7 @@ def same(batch):
 THREADS = {"nb_workers": 2, "backend": "thread"}
 SEQUENCES = {
     "array": lambda: array(),
+    "array, stored": lambda: stored(),
     "array, random": lambda: array(SamplerRandom(batch_size=5)),
     "map, inline": lambda: array().map(same),
     "map, threads": lambda: array().map(same, **THREADS),
@@ -56,13 +81,35 @@ SEQUENCES = {
     "sub_batch": lambda: array(SamplerSequential(batch_size=5)).sub_batch(2),
     "collate": lambda: array().collate(),
     "adaptor": lambda: SequenceAdaptorTorch(loader()),
+    "dataset, inline": lambda: dataset(),
+    "dataset, threads": lambda: dataset(**THREADS),
+    "iterable": lambda: SequenceIterable(samples()),
+    "map over iterable": lambda: SequenceIterable(samples).map(same, **THREADS),
     "user's own": lambda: Numbers(),
     "map over user's own": lambda: Numbers().map(same, **THREADS),
     "max_samples": lambda: array().max_samples(NB),
+    "prefetch": lambda: array().prefetch(2),
+    "prefetch over and under map": lambda: array().map(same, **THREADS).prefetch(2, "cpu").map(same).prefetch(1),
+    "shuffle": lambda: array().shuffle(5),
+    "shuffle over user's own": lambda: Numbers().shuffle(NB).with_seed(5),
+    "zip": lambda: array().zip(beside().map(same, **THREADS)),
+    "mix": lambda: part(0, 8).mix(part(8, NB).map(same, **THREADS), weights=[2, 1]),
+    "mix, repeated": lambda: array().mix(end="repeat"),
+    "cache": lambda: array().map(same, **THREADS).cache(),
+    "cache of few": lambda: array(SamplerRandom()).map(same).cache(max_bytes=1000),
+    "shard": lambda: array(SamplerSequential(batch_size=5)).shard(0, 1),
+    "shard of items": lambda: SequenceShard(Numbers(), 0, 1),
     "reservoir": lambda: array().async_reservoir(NB, same, NB, backend="inline").collate(),
+    "reservoir, continuous": lambda: array().async_reservoir(NB, same, NB, **CONTINUOUS, **THREADS).collate(),
+    "reservoir, compressed": lambda: array().async_reservoir(NB, same, NB, compression="lz4", **THREADS).collate(),
 }
-ENDLESS = ("reservoir",)
+CONTINUOUS = {"replacement": "continuous"}
+ENDLESS = ("reservoir", "reservoir, continuous", "reservoir, compressed")
 """What an epoch of a reservoir holds depends on the epochs before."""
+
+
+OF_USERS = ("user's own", "map over user's own", "shuffle over user's own")
+SHUFFLED = ("shuffle", "shuffle over user's own")
 
 
 def every_sequence(*left_out):
@@ -134,10 +181,28 @@ def test_an_epoch_that_is_over_stays_over(make, opened):
     assert [next(iterator, "over") for _ in range(3)] == ["over"] * 3
 
 
-@every_sequence(*ENDLESS, "adaptor", "user's own", "map over user's own")
+@every_sequence(*ENDLESS, *OF_USERS, "adaptor")
 def test_five_random_epochs_hold_every_sample_once(make, opened):
     sequence = opened(make())
     assert [sorted(numbers(sequence)) for _ in range(5)] == [list(range(NB))] * 5
+
+
+@every_sequence(*ENDLESS)
+def test_an_event_loop_gets_the_items_of_the_plain_loop(make, opened):
+    async def two_epochs():
+        return [[numbers([item]) async for item in sequence] for _ in range(2)]
+
+    sequence, twin = opened(make()), opened(make())
+    assert asyncio.run(two_epochs()) == [[numbers([item]) for item in twin] for _ in range(2)]
+
+
+@every_sequence(*ENDLESS)
+def test_a_dataset_of_pytorch_gives_the_items_of_the_plain_loop(make, opened):
+    sequence, twin = opened(make()), opened(make())
+    loader = DataLoader(sequence.to_dataset(), batch_size=None)
+    assert [[numbers([item]) for item in loader] for _ in range(2)] == [
+        [numbers([item]) for item in twin] for _ in range(2)
+    ]
 
 
 # Lengths
@@ -156,6 +221,7 @@ def test_a_length_is_true_or_a_type_error_that_says_why(make, opened):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 10), st.integers(1, 10), st.booleans())
 def test_lengths_of_arrays_and_batches_are_true(nb, draw, size, discard):
+    """BATCH-1."""
     source = SequenceArray({"x": np.arange(nb)}, SamplerRandom(batch_size=draw))
     for sequence in (source, source.batch(size, discard), source.batch(size, discard).collate()):
         assert len(sequence) == sum(1 for _ in sequence)
@@ -163,6 +229,7 @@ def test_lengths_of_arrays_and_batches_are_true(nb, draw, size, discard):
 
 @pytest.mark.parametrize("size", range(1, 11))
 def test_the_last_partial_batch_is_kept_unless_asked_otherwise(size):
+    """BATCH-1."""
     for nb in range(41):
         source = SequenceArray({"x": np.arange(nb)}, SamplerSequential())
         expected = [list(range(start, min(start + size, nb))) for start in range(0, nb, size)]
@@ -178,7 +245,7 @@ def test_the_last_partial_batch_is_kept_unless_asked_otherwise(size):
 def test_repr_shows_the_chain_a_line_a_stage():
     chain = array().async_reservoir(6, same, nb_workers=3).collate().map(same, nb_workers=2, name="augment").batch(4)
     assert repr(chain).splitlines() == [
-        "SequenceArray(12 samples of x, id, sample_uid; SamplerSequential())",
+        "SequenceArray(12 samples of x, id, sample_uid; SamplerSequential(); state: by index)",
         "  .async_reservoir(6 results of same, 3 process workers)",
         "  .collate(device=cpu)",
         "  .map(augment, 2 process workers)",
@@ -186,10 +253,69 @@ def test_repr_shows_the_chain_a_line_a_stage():
     ]
 
 
-@every_sequence("user's own", "map over user's own")
+def test_repr_shows_chains_that_meet():
+    masks = SequenceArray({"mask": [0]}, SamplerSequential(), sample_uid_name=None).map(same)
+    chain = SequenceArray({"x": [0]}, SamplerSequential(), sample_uid_name=None).map(same).zip(masks, masks).batch(4)
+    assert repr(chain).splitlines() == [
+        "SequenceArray(1 samples of x; SamplerSequential(); state: by index)",
+        "  .map(same, inline)",
+        "  .zip(strict=True) with",
+        "    SequenceArray(1 samples of mask; SamplerSequential(); state: by index)",
+        "      .map(same, inline)",
+        "    SequenceArray(1 samples of mask; SamplerSequential(); state: by index)",
+        "      .map(same, inline)",
+        "  .batch(4)",
+    ]
+
+
+@every_sequence(*OF_USERS)
 def test_repr_has_as_many_lines_as_the_chain_has_stages(make, opened):
+    def nb_stages(sequence):
+        return 1 + sum(nb_stages(source) for source in sequence.sources)
+
     sequence = opened(make())
-    assert len(repr(sequence).splitlines()) == sequence.number + 1
+    assert len(repr(sequence).splitlines()) == nb_stages(sequence)
+
+
+# What it tells of itself
+
+
+def names_of_stages(sequence, prefix=""):
+    """Numbers of the stages, from the sources on; where chains meet, with the number of the chain before them."""
+    names = []
+    for i, source in enumerate(sequence.sources):
+        names += names_of_stages(source, f"{prefix}{i}/" if len(sequence.sources) > 1 else prefix)
+    return [*names, f"{prefix}{sequence.number}"]
+
+
+@every_sequence("user's own")
+def test_every_stage_has_figures_and_the_last_one_counts_what_came(make, opened):
+    sequence = opened(make())
+    nb = len(list(sequence))
+    figures = sequence.statistics()
+    *stages, consumer = figures
+    assert [name.partition(":")[0] for name in stages] == names_of_stages(sequence)
+    assert consumer == "consumer"
+    assert figures[stages[-1]]["epoch_items"] == figures["consumer"]["items"] == nb
+
+
+@every_sequence()
+def test_a_report_can_be_had_at_any_time(make):
+    sequence = make()
+    reports = [sequence.report()]
+    for _ in sequence:
+        reports.append(sequence.report())
+    sequence.close()
+    reports.append(sequence.report())
+    assert all("consumer" in text for text in reports)
+
+
+@every_sequence("user's own")
+def test_a_description_shows_what_one_item_is_like_and_opens_no_epoch(make, opened):
+    sequence = opened(make())
+    assert "gives" not in sequence.describe()
+    assert sequence.describe(sample=True).count("gives x: (N,) int64") >= 1
+    assert sequence._next_epoch == 0
 
 
 # The end
@@ -263,11 +389,16 @@ def test_a_chain_over_a_closed_stage_says_so():
 
 
 def test_closing_the_last_stage_ends_the_workers_of_all(opened):
+    """MEM-3."""
     chain = array().map(same, **THREADS).async_reservoir(4, same, backend="thread").collate().map(same, **THREADS)
     list(chain)
-    assert all(figures["workers"] > 0 for figures in chain.statistics().values())
+
+    def alive():
+        return [figures["workers_alive"] for name, figures in chain.statistics().items() if name.endswith(":same")]
+
+    assert alive() == [2, 1, 2]
     chain.close()
-    assert [figures.get("workers", 0) for figures in chain.statistics().values()] == [0, 0, 0]
+    assert alive() == [0, 0, 0]
 
 
 # The caller's random numbers
@@ -283,6 +414,7 @@ def draws(batch):
         lambda: array(SamplerRandom(), transforms=draws),
         lambda: array(SamplerRandom()).map(draws),
         lambda: array(SamplerRandom()).map(same, **THREADS).map(draws).batch(3),
+        lambda: array(SamplerRandom()).map(same, **THREADS).prefetch(3).map(draws),
         lambda: array(SamplerRandom()).async_reservoir(
             4, draws, 4, backend="inline", reservoir_sampler=SamplerRandom()
         ),
@@ -326,7 +458,7 @@ def test_a_smaller_sequence_gives_the_same_samples_in_every_epoch(make, opened):
     assert [sorted(numbers(smaller)) for _ in range(3)] == [first] * 3
 
 
-@every_sequence("array, random")
+@every_sequence("array, random", "cache of few", *SHUFFLED)
 def test_subsample_uids_keeps_the_order_of_the_uids_and_ignores_unknown_ones(make, opened):
     smaller = opened(opened(make()).subsample_uids(["s7", "nobody", "s2", "s11"], "id"))
     assert numbers(smaller) == [7, 2, 11]

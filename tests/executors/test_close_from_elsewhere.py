@@ -11,7 +11,8 @@ import pytest
 import zmq
 
 from trw_pipeline.errors import ClosedError
-from trw_pipeline.executors.job_executor import JobExecutor, wait_for_any
+from trw_pipeline.executors.job_executor import JobExecutor
+from trw_pipeline.executors.waiting import wait_for_any
 
 
 def close_when_waited_for(executor):
@@ -75,7 +76,7 @@ def test_a_close_ends_the_wait_for_several(executor_of):
     one, other = (executor_of(1, lambda x: signal.pause()) for _ in range(2))
     for executor in (one, other):
         executor.put(0)
-        while not all(seat.ready for seat in executor.pool._seats.values()):
+        while not all(seat.is_ready for seat in executor.pool._seats.values()):
             executor.poll()
     threading.Timer(0.05, one.close, (0,)).start()
     wait_for_any([one, other], timeout_s=30)
@@ -141,7 +142,7 @@ def test_a_program_may_terminate_the_shared_context(program):
 
 def test_the_pool_is_not_on_the_shared_context(executor_of):
     executor = executor_of(1, lambda x: x, backend="thread")
-    assert executor.pool._context is not zmq.Context.instance()
+    assert executor.pool._recruiter._context is not zmq.Context.instance()
 
 
 def test_a_pool_collected_in_its_own_worker_closes_in_silence():

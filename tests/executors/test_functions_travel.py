@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from trw_pipeline.executors.protocol import ORDER_HEAD, Order
+from trw_pipeline.executors.protocol import Order, orders_in
 
 HELPERS_OF_MAIN = """
     import collections, dataclasses, enum
@@ -133,7 +133,7 @@ def test_an_executor_made_while_a_module_is_imported_works(program, tmp_path):
 
 
 def test_no_more_processes_than_workers_and_the_fork_server_are_started(executor_of):
-    executor = executor_of(3, lambda x: x)
+    executor = executor_of(3, lambda x: x, start_method="forkserver")
     for i in range(9):
         executor.put(i)
     for _ in range(9):
@@ -152,8 +152,9 @@ def test_a_function_is_sent_once_to_each_worker_and_never_with_a_job(executor_of
 
     def weigh(seat, message):
         if seat.outbox is None:  # not while it is only kept until the worker says hello
-            order, _, _ = ORDER_HEAD.unpack(message[0])
-            posted.append((Order(order), sum(memoryview(frame).nbytes for frame in message)))
+            orders = [record.order for record in orders_in(message) if record.order is not Order.LEVELS]
+            size = sum(memoryview(frame).nbytes for frame in message)
+            posted.extend((order, size / len(orders)) for order in orders)
         post(seat, message)
 
     monkeypatch.setattr(executor.pool, "_post", weigh)
@@ -170,7 +171,7 @@ def test_a_function_is_sent_once_to_each_worker_and_never_with_a_job(executor_of
     jobs = [size for order, size in posted if order is Order.JOB]
     assert len(functions) == 2
     assert min(functions) > table.nbytes
-    assert len(jobs) == 300
+    assert len(jobs) >= 300  # more where some were moved to the other worker
     assert max(jobs) < 200
 
 

@@ -8,26 +8,22 @@ import threading
 import time
 
 import pytest
+import zmq
 
 from trw_pipeline.errors import ExecutorError, WouldBlock
 
 
-class InterruptedSocket:
+class InterruptedSocket(zmq.Socket):
     """The socket of a pool that hands out the first part of a message, and then a Ctrl-C."""
 
-    def __init__(self, socket):
-        self._socket = socket
-        self._nb_parts = 0
+    _nb_parts = 0
 
     def recv(self, *arguments, **keywords):
-        part = self._socket.recv(*arguments, **keywords)
+        part = super().recv(*arguments, **keywords)
         self._nb_parts += 1
         if self._nb_parts == 2:
             raise KeyboardInterrupt
         return part
-
-    def __getattr__(self, name):
-        return getattr(self._socket, name)
 
 
 def interrupted_in_a_message(executor):
@@ -36,7 +32,7 @@ def interrupted_in_a_message(executor):
     executor.get(timeout=30)
     executor.put(2)
     executor.pool._socket.poll(30_000)
-    executor.pool._socket = InterruptedSocket(executor.pool._socket)
+    executor.pool._socket = InterruptedSocket.shadow(executor.pool._socket)
     with pytest.raises(KeyboardInterrupt):
         executor.get(timeout=30)
 

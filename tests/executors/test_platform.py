@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -19,9 +21,12 @@ from multiprocess import process
 from zmq.utils.monitor import recv_monitor_message
 
 from trw_pipeline.errors import ExecutorError
+from trw_pipeline.executors import pool
 from trw_pipeline.executors.door import LONGEST_NAME, short_temp_dir
 from trw_pipeline.executors.function import MappedFunction
 from trw_pipeline.executors.job_executor import JobExecutor
+from trw_pipeline.executors.pool import pool_size
+from trw_pipeline.executors.worker_options import PoolOptions
 from trw_pipeline.executors.zmq_pool import ZmqPool
 
 
@@ -30,7 +35,17 @@ def first_value(executor: JobExecutor) -> object:
     return executor.get(timeout=60).value
 
 
-# PLAT-1
+# PLAT-1; everything passes with `--start-method spawn` and `fork`, too, of which a part is looked at here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_pools_of_processes_keep_their_contract_under_the_start_methods_that_are_not_the_default(method):
+    contract = Path(__file__).parents[1] / "contracts" / "test_pools.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "process", str(contract)]
+    done = subprocess.run([*command, "--start-method", method], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ passed", done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("package", ["multiprocessing", "multiprocess"])
@@ -124,7 +139,7 @@ def test_a_worker_has_as_many_numerical_threads_as_it_should(executor_of, start_
 
 def test_the_socket_lies_in_a_folder_that_only_its_owner_can_enter(executor_of):
     executor = executor_of(1, lambda x: x)
-    folder = Path(executor.pool._door.folder)
+    folder = Path(executor.pool._recruiter.door.folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder / "pool").is_socket()
 
@@ -139,7 +154,7 @@ def test_nothing_listens_on_a_network_address(executor_of):
 
 @pytest.fixture
 def tcp_pool():
-    pool = ZmqPool(2, "forkserver", transport="tcp")
+    pool = ZmqPool(2, "forkserver", PoolOptions(transport="tcp"))
     pool.set_function(MappedFunction(lambda x: x + 1))
     yield pool
     pool.close(timeout_s=1)
@@ -148,7 +163,9 @@ def tcp_pool():
 def answers(pool: ZmqPool, tickets: range) -> dict[int, int]:
     for ticket in tickets:
         pool.send(ticket, bytes(32), pool.items.encode(10 * ticket))
-    received = [pool.recv(30) for _ in tickets]
+    received = []
+    while len(received) < len(tickets):
+        received += pool.recv(30)
     return {answer.ticket: pool.results.decode(answer.frames) for answer in received}
 
 
@@ -172,12 +189,12 @@ def test_a_stranger_without_the_key_is_not_heard(tcp_pool, key):
         stranger.curve_serverkey = zmq.curve_keypair()[0]
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
     monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-    stranger.connect(tcp_pool._door.endpoint)
+    stranger.connect(tcp_pool._recruiter.door.endpoint)
     stranger.send_multipart([b"x" * 21, b"not a pickle"])
     try:
         assert monitor.poll(5000)
         assert recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
-        assert tcp_pool.recv(0) is None
+        assert tcp_pool.recv(0) == []
         assert answers(tcp_pool, range(5, 9)) == {ticket: 10 * ticket + 1 for ticket in range(5, 9)}
     finally:
         stranger.disable_monitor()
@@ -349,3 +366,13 @@ def test_threads_of_a_parent_go_on_while_workers_run(executor_of):
     stop.set()
     thread.join()
     assert len(beats) >= 3
+
+
+# PLAT-6
+
+
+def test_more_workers_than_a_system_can_wait_for_are_capped_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "MOST_WORKERS", 60)
+    assert [pool_size(nb) for nb in (0, 60, 61, 1000)] == [0, 60, 60, 60]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"{nb} workers were asked for, this system can wait for 60; so many are used" for nb in (61, 1000)]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,42 +32,74 @@ def pids(executor: JobExecutor) -> list[int]:
     return [seat.pid for seat in executor.pool._seats.values()]
 
 
-# A consumer that stops while everything is full (HANG-1)
+# A consumer that stops while everything is full (HANG-1: each end takes at most 5 s, twenty times)
 
 
-def full_executor() -> JobExecutor:
-    executor = JobExecutor(4, lambda x: bytes(5_000_000), 8)
-    for i in range(8):
-        executor.put(i)
+def full_executor(log: Path, max_arena_bytes: int | None) -> JobExecutor:
+    """Takes three results of 5 MB and no more, until no job is accepted and all that were are done."""
+
+    def produce(x):
+        with log.open("ab") as file:
+            file.write(b"x")
+        time.sleep(0.005)  # quicker jobs share messages, and the last ones wait for company until a result is wanted
+        return bytes(5_000_000)
+
+    log.touch()
+    executor = JobExecutor(4, produce, 8, output_queue_size=8, max_arena_bytes=max_arena_bytes)
+    nb_put = 0
     for _ in range(3):
-        executor.get(timeout=30)
         executor.put(0)
+        executor.get(timeout=30)
+        nb_put += 1
     deadline = time.monotonic() + 30
-    while executor.is_ready() is False and time.monotonic() < deadline:
-        executor.poll()
+    while (executor.has_room() or log.stat().st_size < nb_put) and time.monotonic() < deadline:
+        while executor.has_room():
+            executor.put(0, timeout=0)
+            nb_put += 1
+        executor.take_in()  # not `poll`: with a result at hand it would not hear of a worker that has started by now
+        time.sleep(0.002)
+    assert (executor.has_room(), log.stat().st_size) == (False, nb_put)
+    assert nb_put > 8
     return executor
 
 
-@pytest.mark.slow
-def test_close_returns_while_all_buffers_are_full():
-    assert all(closes_soon(full_executor()) for _ in range(5))
-
-
-@pytest.mark.slow
-def test_an_exception_in_the_consumer_ends_the_workers():
-    for _ in range(5):
+def stop_while_full(tmp_path: Path, end: Callable[[JobExecutor], None]) -> list[str]:
+    """Ends twenty full executors, those with results in shared memory and in messages in turn; tells what was wrong."""
+    found = []
+    for repetition in range(20):
+        threads = set(threading.enumerate())
+        executor = full_executor(tmp_path / str(repetition), None if repetition % 2 else 0)
+        workers = [psutil.Process(pid) for pid in pids(executor)]
         start = time.monotonic()
-        with pytest.raises(RuntimeError, match="consumer"), full_executor():
-            raise RuntimeError("consumer")
-        assert time.monotonic() - start < 2 * SECONDS_TO_CLOSE
+        end(executor)
+        took_s = time.monotonic() - start
+        left = [*(set(threading.enumerate()) - threads), *(worker for worker in workers if worker.is_running())]
+        if took_s > SECONDS_TO_CLOSE or left or len(workers) != 4:
+            found.append(f"repetition {repetition}: {took_s:.1f} s, left {left} of {workers}")
+    return found
 
 
 @pytest.mark.slow
-def test_leaving_a_with_block_ends_the_workers():
-    for _ in range(5):
-        with full_executor() as executor:
-            processes = [psutil.Process(pid) for pid in pids(executor)]
-        assert not any(process.is_running() for process in processes)
+def test_close_returns_while_all_buffers_are_full(tmp_path):
+    assert stop_while_full(tmp_path, lambda executor: executor.close()) == []
+
+
+@pytest.mark.slow
+def test_an_exception_in_the_consumer_ends_the_workers(tmp_path):
+    def end(executor):
+        with pytest.raises(RuntimeError, match="consumer"), executor:
+            raise RuntimeError("consumer")
+
+    assert stop_while_full(tmp_path, end) == []
+
+
+@pytest.mark.slow
+def test_leaving_a_with_block_ends_the_workers(tmp_path):
+    def end(executor):
+        with executor:
+            pass
+
+    assert stop_while_full(tmp_path, end) == []
 
 
 # Close, whatever the workers do
@@ -106,9 +142,8 @@ def test_close_while_workers_are_still_starting(nb_workers, start_method):
     assert closes_soon(executor, 2 + nb_workers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_close_with_stopped_or_dead_workers_and_a_hundred_messages_for_them(number):
-    """STOP-2."""
+def with_messages_for_nobody(number: int) -> JobExecutor:
+    """Its two workers are stopped or dead, and a hundred messages wait for them."""
     executor = JobExecutor(2, lambda x: x)
     executor.put(0)
     executor.get(timeout=30)
@@ -116,13 +151,19 @@ def test_close_with_stopped_or_dead_workers_and_a_hundred_messages_for_them(numb
         os.kill(pid, number)
     for i in range(100):
         executor.put(i)
-    assert closes_soon(executor, 2.0)
+    return executor
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_close_with_stopped_or_dead_workers_and_a_hundred_messages_for_them(number):
+    """STOP-2."""
+    assert closes_soon(with_messages_for_nobody(number), 2.0)
 
 
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
-def test_exit_with_stopped_or_dead_workers(program, number):
-    """STOP-2, at interpreter exit."""
-    result = program(f"""
+def test_exit_with_stopped_or_dead_workers_and_a_hundred_messages_for_them(program, number):
+    """STOP-2, at interpreter exit; which has a second for all that is not ours."""
+    running = program(f"""
         import os, signal
         from trw_pipeline.executors.job_executor import JobExecutor
         executor = JobExecutor(2, lambda x: x)
@@ -132,12 +173,28 @@ def test_exit_with_stopped_or_dead_workers(program, number):
             os.kill(seat.pid, signal.{number})
         for i in range(100):
             executor.put(i)
-        """).finish(timeout_s=20)
+        print("the end", flush=True)
+        """)
+    assert running.read_line() == "the end"
+    start = time.monotonic()
+    result = running.finish(timeout_s=20)
+    assert time.monotonic() - start < 3.0
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_collection_with_stopped_or_dead_workers_and_a_hundred_messages_for_them(number):
+    """STOP-2, in garbage collection: it is in a cycle, so that it is the collector that finds it."""
+    holder = [with_messages_for_nobody(number)]
+    holder.append(holder)
+    start = time.monotonic()
+    del holder
+    gc.collect()
+    assert time.monotonic() - start < 2.0
+
+
 def test_a_collected_executor_leaves_no_process(pool_kind):
-    """STOP-2, in garbage collection; without a cycle that would have to wait for the collector."""
+    """Without a cycle that would have to wait for the collector."""
     gc.disable()
     try:
         executor = JobExecutor(2, lambda x: x, backend=pool_kind)
@@ -148,19 +205,6 @@ def test_a_collected_executor_leaves_no_process(pool_kind):
         assert not any(process.is_running() for process in processes)
     finally:
         gc.enable()
-
-
-def test_a_collected_executor_with_stopped_workers_is_gone_soon():
-    executor = JobExecutor(1, lambda x: x)
-    executor.put(0)
-    executor.get(timeout=30)
-    (process,) = (psutil.Process(pid) for pid in pids(executor))
-    process.suspend()
-    start = time.monotonic()
-    del executor
-    gc.collect()
-    assert time.monotonic() - start < SECONDS_TO_CLOSE
-    assert not process.is_running()
 
 
 def open_things() -> tuple[int, int]:
@@ -274,6 +318,9 @@ BUSY = """
 
     print("begin", flush=True)
     with JobExecutor(2, work, 8, start_method={method!r}) as executor:
+        executor.put(0)
+        executor.get()
+        print("working", flush=True)
         while True:
             while executor.has_room():
                 executor.put(1)
@@ -281,45 +328,50 @@ BUSY = """
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_ctrl_c_gives_one_traceback_and_leaves_nothing(program, method):
-    """STOP-3: at random times, start included, to the whole process group as a terminal sends it."""
-    moments = random.Random(1)
-    for _ in range(4):
-        running = program(BUSY.format(method=method))
-        assert running.read_line() == "begin"
-        time.sleep(moments.uniform(0, 0.7))
-        running.send(signal.SIGINT, to_group=True)
-        result = running.finish(timeout_s=20)
-        assert result.returncode == -signal.SIGINT
-        assert result.stderr.count("Traceback") == 1, result.stderr
-        assert result.stderr.rstrip().endswith("KeyboardInterrupt")
+def random_moments(nb: int, seed: str) -> list[tuple[str, float]]:
+    """Returns moments in two halves: while the workers start, and while they work."""
+    generator = random.Random(seed)
+    return [(word, generator.uniform(0, 0.5)) for word in itertools.islice(itertools.cycle(["begin", "working"]), nb)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
-def test_workers_end_with_a_killed_parent_also_busy_ones(program, method):
-    """STOP-4. `finish` fails if a process is left; the autouse fixture, if the folder of the sockets is."""
-    source = """
-        import sys, time
+def test_ctrl_c_gives_one_traceback_and_leaves_nothing(programs_ended_by, method):
+    """STOP-3: at ten random times for each method, start included, to the whole process group as a terminal does it."""
+    source = BUSY.format(method=method)
+    for ended in programs_ended_by(source, signal.SIGINT, random_moments(10, method), to_group=True):
+        assert ended.code == -signal.SIGINT
+        assert ended.errors.count("Traceback") == 1, ended.errors
+        assert ended.errors.rstrip().endswith("KeyboardInterrupt")
+        assert ended.took_s < SECONDS_TO_CLOSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
+def test_workers_end_with_a_killed_parent_also_busy_ones(programs_ended_by, method):
+    """STOP-4, at seven random times for each method. Workers that know the folder of the sockets remove it, too."""
+    folder = tempfile.mkdtemp(prefix="k-")  # of programs that were killed before a worker knew it, nobody removes it
+    source = f"""
+        import tempfile, time
+        tempfile.tempdir = {folder!r}
         from trw_pipeline.executors.job_executor import JobExecutor
-        executor = JobExecutor(3, lambda x: time.sleep(x) or 1, start_method={method!r})
         print("begin", flush=True)
+        executor = JobExecutor(3, lambda x: time.sleep(x) or 1, start_method={method!r})
         executor.put(600)
         executor.put(0)
         executor.put(0)
+        executor.get()
+        print("working", executor.pool._recruiter.door.folder, flush=True)
         while True:
-            executor.get()
             executor.put(0.01)
+            executor.get()
     """
-    moments = random.Random(2)
-    for _ in range(3):
-        running = program(source.format(method=method))
-        assert running.read_line() == "begin"
-        time.sleep(moments.uniform(0, 0.7))
-        running.send(signal.SIGKILL)
-        running.finish()
+    ends = programs_ended_by(source, signal.SIGKILL, random_moments(7, method))
+    assert [ended.code for ended in ends] == [-signal.SIGKILL] * 7
+    assert max(ended.took_s for ended in ends) < SECONDS_TO_CLOSE
+    known = [Path(line.split()[1]) for ended in ends for line in ended.said.splitlines() if line.startswith("working")]
+    assert len(known) >= 3
+    assert [path for path in known if path.parent != Path(folder) or path.exists()] == []
 
 
 @pytest.mark.slow
@@ -382,9 +434,9 @@ def test_workers_end_with_a_killed_parent_though_its_other_children_live_on(prog
 
 @pytest.mark.slow
 def test_a_terminated_program_leaves_nothing(program):
+    """Once a worker runs, which then removes the folder of the sockets."""
     running = program(BUSY.format(method="forkserver"))
-    assert running.read_line() == "begin"
-    time.sleep(0.3)
+    assert [running.read_line() for _ in range(2)] == ["begin", "working"]
     running.send(signal.SIGTERM)
     assert running.finish().returncode == -signal.SIGTERM
 

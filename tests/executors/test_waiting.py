@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
 
-from trw_pipeline.errors import ExecutorError
-from trw_pipeline.executors.job_executor import wait_for_any
+from trw_pipeline.errors import ExecutorError, WouldBlock
+from trw_pipeline.executors.bell import Bell
+from trw_pipeline.executors.waiting import wait_for_any
 
 FOR_EVER_S = 40.0
 
 
-def returns_at_once(executors) -> bool:
+def returns_at_once(executors, bells=()) -> bool:
     start = time.monotonic()
-    wait_for_any(executors, FOR_EVER_S)
+    wait_for_any(executors, FOR_EVER_S, bells)
     return time.monotonic() - start < FOR_EVER_S / 2
 
 
 def let_arrive(executor, nb: int) -> None:
-    """Puts `nb` quick jobs and takes the first result when the answers of all have arrived at the pool."""
+    """Puts `nb` quick jobs, and returns when the answers of all have arrived at the pool, but not at the executor."""
     for i in range(nb):
         executor.put(i)
-    executor.get(timeout=30)
+    executor.pool.get_ready_to_wait()
     deadline = time.monotonic() + 30
-    while len(executor.pool._arrived) < nb - 1 and time.monotonic() < deadline:
+    while len(executor.pool._arrived) < nb and time.monotonic() < deadline:
         executor.pool._read()
         time.sleep(0.001)
 
@@ -87,6 +89,8 @@ def test_a_death_ends_the_wait(executor_of):
     executor.put(0.001)
     pid = executor.get(timeout=30).value
     executor.put(600)
+    while executor.statistics()["jobs_running"] == 0:  # one that has not begun would run again
+        time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
     while not executor.poll():
         wait_for_any([executor], FOR_EVER_S)
@@ -127,8 +131,41 @@ def test_waiting_counts_as_time_waited(executor_of):
 
 def test_a_timeout_is_for_the_whole_of_a_get_that_skips_failures(executor_of):
     executor = executor_of(1, lambda x: time.sleep(0.1) or 1 // 0, on_error="skip")
+    executor.put(0)
+    with pytest.raises(WouldBlock, match="no job is in flight"):
+        executor.get(timeout=30)  # the worker is there from now on
     for i in range(10):
         executor.put(i)
-    with pytest.raises(Exception, match="no job has finished"):
+    with pytest.raises(WouldBlock, match="no job has finished"):
         executor.get(timeout=0.35)
-    assert 1 <= len(executor.failures) < 10
+    assert 2 <= len(executor.failures) < 11
+
+
+def test_a_bell_ends_the_wait_for_executors_and_for_nothing_else(executor_of):
+    idle = executor_of(1, lambda x: x)
+    for executors in ([], [idle]):
+        bell, silent = Bell(), Bell()
+        ringing = threading.Timer(0.05, bell.ring)
+        ringing.start()
+        assert returns_at_once(executors, [silent, bell])
+        ringing.join()
+
+
+def test_a_bell_that_was_rung_ends_the_next_wait_and_no_other(executor_of):
+    idle = executor_of(1, lambda x: x)
+    bell = Bell()
+    for _ in range(5000):  # more than there is room for
+        bell.ring()
+    assert returns_at_once([idle], [bell])
+    start = time.monotonic()
+    wait_for_any([], 0.05, [bell])
+    assert time.monotonic() - start >= 0.05
+
+
+def test_a_bell_frees_its_descriptors_when_it_is_dropped():
+    bell = Bell()
+    number = bell.fileno()
+    os.fstat(number)
+    del bell
+    with pytest.raises(OSError):
+        os.fstat(number)

@@ -11,6 +11,9 @@ import psutil
 import pytest
 
 from trw_pipeline.errors import ExecutorError, WorkerLostError
+from trw_pipeline.executors.job import ErrorMaker, Job
+from trw_pipeline.executors.job_table import MOST_IN_VAIN, JobTable
+from trw_pipeline.executors.protocol import Lost
 
 
 def dying_once(flag, number=signal.SIGKILL):
@@ -47,6 +50,19 @@ def dying_always():
     return die_at_3
 
 
+def exiting_below(limit):
+    """Returns a function that ends its worker at every item below `limit`."""
+
+    def exit_below(x):
+        import os
+
+        if x < limit:
+            os._exit(58)
+        return x
+
+    return exit_below
+
+
 def test_killed_worker_gives_its_job_back(start_method, executor_of, tmp_path):
     """DEATH-1: every sample comes once."""
     executor = executor_of(2, dying_once(str(tmp_path / "flag")), start_method=start_method)
@@ -54,6 +70,55 @@ def test_killed_worker_gives_its_job_back(start_method, executor_of, tmp_path):
         executor.put(i)
     assert sorted(executor.get(timeout=30).value[0] for _ in range(20)) == list(range(20))
     assert executor.statistics()["jobs_retried"] >= 1
+
+
+SECONDS_TO_NOTICE = 2.0
+
+
+def test_a_death_is_told_within_two_seconds(start_method, executor_of, tmp_path):
+    """DEATH-1, where the job is not tried again; the other worker has nothing to say meanwhile."""
+    pid_file = tmp_path / "pid"
+
+    def work_for_ever(x):
+        pid_file.write_text(str(os.getpid()))
+        pid_file.rename(tmp_path / "written")
+        time.sleep(600)
+
+    executor = executor_of(2, work_for_ever, max_retries=0, start_method=start_method)
+    executor.put(0, uid="s0")
+    while not (tmp_path / "written").exists():
+        executor.poll()
+    pid = int((tmp_path / "written").read_text())
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLostError) as caught:
+        executor.get(timeout=30)
+    assert time.monotonic() - start < SECONDS_TO_NOTICE
+    assert (caught.value.pid, caught.value.uid) == (pid, "s0")
+    assert "SIGKILL" in str(caught.value)
+
+
+def test_the_job_of_a_dead_worker_is_done_by_another_within_two_seconds(start_method, executor_of, tmp_path):
+    """DEATH-1: it does not wait for a new worker to start where an old one has nothing to do."""
+    gate = tmp_path / "open"
+
+    def wait_for_gate(x):
+        (tmp_path / f"{x} {os.getpid()}").touch()
+        while not gate.exists():
+            time.sleep(0.002)
+        return x
+
+    executor = executor_of(2, wait_for_gate, start_method=start_method, in_order=True)
+    for i in range(2):
+        executor.put(i)
+    while len(running := sorted(path.name.split() for path in tmp_path.iterdir())) < 2:
+        executor.poll()
+    start = time.monotonic()
+    os.kill(int(running[0][1]), signal.SIGKILL)
+    gate.touch()
+    assert [executor.get(timeout=30).value for _ in range(2)] == [0, 1]
+    assert time.monotonic() - start < SECONDS_TO_NOTICE
+    assert executor.statistics()["jobs_retried"] == 1
 
 
 def test_a_job_that_ran_again_is_the_same_to_the_bit(executor_of, tmp_path):
@@ -67,6 +132,48 @@ def test_a_job_that_ran_again_is_the_same_to_the_bit(executor_of, tmp_path):
         drawn.append([executor.get(timeout=30).value for _ in range(8)])
     assert killed.statistics()["jobs_lost"] >= 1
     assert drawn[0] == drawn[1]
+
+
+@pytest.mark.slow
+def test_a_death_before_a_job_has_begun_is_no_attempt(executor_of):
+    """The worker is frozen when the job comes, and killed before anybody knows."""
+    executor = executor_of(1, lambda x: x, max_retries=0)
+    for number in range(3):
+        executor.put(-1)
+        executor.get(timeout=30)
+        worker = psutil.Process(executor.pool.workers()[0].pid)
+        worker.suspend()
+        executor.put(number)
+        worker.kill()
+        result = executor.get(timeout=30)
+        assert (result.value, result.attempts) == (number, 1)
+
+
+def test_a_job_whose_workers_all_die_before_they_begin_it_is_lost_in_the_end():
+    """An item that is too much for a worker to take in, say."""
+    table = JobTable(True, 0, ErrorMaker(None, "f"))
+    job = Job(7, None, None, b"", attempts=1)
+    table.add(job)
+    for _ in range(MOST_IN_VAIN):
+        assert table.after_loss(Lost(7, False, 1, "died", was_next=True), None) is job
+        job.attempts += 1  # it is sent again
+    assert table.after_loss(Lost(7, False, 1, "died", was_next=True), None) is None
+    _, error = table.take()
+    assert isinstance(error, WorkerLostError)
+    assert f"{MOST_IN_VAIN + 1} times before it began" in str(error)
+
+
+@pytest.mark.slow
+def test_a_job_behind_others_that_kill_their_workers_is_never_given_up(executor_of):
+    """More workers die while it waits there than may die before they begin it."""
+    executor = executor_of(1, exiting_below(MOST_IN_VAIN), max_retries=1, in_order=True, on_error="return")
+    for number in range(MOST_IN_VAIN + 3):
+        executor.put(number)
+    results = [executor.get(timeout=60) for _ in range(MOST_IN_VAIN + 3)]
+    assert [type(result.error) for result in results] == [WorkerLostError] * MOST_IN_VAIN + [type(None)] * 3
+    assert [(result.value, result.attempts) for result in results[MOST_IN_VAIN:]] == [
+        (number, 1) for number in range(MOST_IN_VAIN, MOST_IN_VAIN + 3)
+    ]
 
 
 def test_order_is_kept_over_a_death(executor_of, tmp_path):
@@ -204,7 +311,7 @@ def test_no_message_is_dropped_however_many_wait(executor_of, tmp_path):
 
     executor = executor_of(1, wait_for_gate)
     executor.put(-1)
-    while executor.pool._seats and not all(seat.ready for seat in executor.pool._seats.values()):
+    while executor.pool._seats and not all(seat.is_ready for seat in executor.pool._seats.values()):
         executor.poll()
     for i in range(5000):
         executor.put(i)
@@ -330,7 +437,7 @@ def test_a_pool_whose_folder_was_removed_is_one_error_when_a_worker_dies(executo
     executor = executor_of(1, dying_always())
     executor.put(0)
     executor.get(timeout=30)
-    executor.pool._door.remove()
+    executor.pool._recruiter.door.remove()
     executor.put(3)
     with pytest.raises(ExecutorError, match="has been removed"):
         executor.get(timeout=30)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from trw_pipeline.outputs.classification import OutputClassification
-from trw_pipeline.outputs.metrics import ClassificationError
+from trw_pipeline.outputs.classification_metrics import MetricClassificationError
 
 LOGITS = [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]]
 TRUTH = [0, 1, 1]
@@ -151,7 +151,7 @@ def test_classes_of_another_kind_are_refused_with_name_and_finding(truth, found)
 
 @pytest.mark.parametrize(
     ("weight", "found"),
-    [(None, "nothing"), ([1.0] * 3, "list"), (torch.ones(2), r"\(2,\)"), (torch.ones(3, 1), "3, 1")],
+    [(None, "'truth'"), ([1.0] * 3, "list"), (torch.ones(2), r"\(2,\)"), (torch.ones(3, 1), "3, 1")],
 )
 def test_weights_of_another_kind_are_refused_with_name_and_finding(weight, found):
     with pytest.raises(ValueError, match=f"'weight'.*{found}"):
@@ -176,7 +176,7 @@ def test_a_head_judges_one_batch():
 
 
 def test_history_has_the_loss_and_the_figures_of_its_metrics():
-    head = OutputClassification(logits(), "truth", metrics=[ClassificationError()])
+    head = OutputClassification(logits(), "truth", metrics=[MetricClassificationError()])
     outputs = {"loss": 0.5, "metrics": {(0, "nb_wrong"): 1, (0, "nb_samples"): 4}}
     assert head.extract_history(outputs) == {"loss": 0.5, "classification error": 0.25}
 

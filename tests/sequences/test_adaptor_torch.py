@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import random
+
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+from trw_pipeline.errors import CheckpointError
+from trw_pipeline.sequences import iterable_iterator
 from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch
 
 NB = 5
@@ -52,7 +66,7 @@ def tuple_of(samples):
 
 @pytest.mark.parametrize("names", [["image"], ["image", "target", "uid"]])
 def test_a_wrong_number_of_names_is_an_error(names):
-    with pytest.raises(ValueError, match=rf"features names {len(names)} features .* a batch has 2"):
+    with pytest.raises(ValueError, match=rf"features names {len(names)} features .* an item of a loader has 2"):
         next(iter(SequenceAdaptorTorch(tuples(), names)))
 
 
@@ -120,9 +134,146 @@ def test_a_dataset_instead_of_a_loader_is_an_error():
         SequenceAdaptorTorch(Dicts())
 
 
-def test_a_loader_that_can_not_be_resumed_is_named_and_the_way_out_too():
-    sequence = SequenceAdaptorTorch(tuples(), ["x", "y"]).batch(2)
-    iterator = iter(sequence)
-    next(iterator)
-    with pytest.raises(TypeError, match=r"'SequenceAdaptorTorch' can not be resumed.*set_epoch"):
-        sequence.state_dict()
+# Position
+
+
+class Noisy(Dataset):
+    """Augments with all global generators."""
+
+    def __len__(self):
+        return NB
+
+    def __getitem__(self, i):
+        return {"x": i, "noise": [random.random(), np.random.rand(), torch.rand(1).item()]}
+
+
+class SamplerOfItsOwn:
+    """Draws from the global generators, and as it goes."""
+
+    def __iter__(self):
+        numbers = list(range(NB))
+        while numbers:
+            yield numbers.pop(random.randrange(len(numbers)))
+
+    def __len__(self):
+        return NB
+
+
+class Stateful(DataLoader):
+    """A loader that tells its position: here, how many batches it gave."""
+
+    begin = given = 0
+
+    def __iter__(self):
+        for self.given, batch in enumerate(super().__iter__(), 1):
+            if self.given > self.begin:
+                yield batch
+        self.begin = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.begin = state["given"]
+
+
+def seeded_generator():
+    return torch.Generator().manual_seed(7)
+
+
+LOADERS = {
+    "in order": lambda: DataLoader(Noisy()),
+    "shuffled": lambda: DataLoader(Noisy(), shuffle=True),
+    "generator": lambda: DataLoader(Noisy(), shuffle=True, generator=seeded_generator()),
+    "generator of the sampler": lambda: DataLoader(
+        Noisy(), sampler=RandomSampler(Noisy(), generator=seeded_generator())
+    ),
+    "weighted": lambda: DataLoader(Noisy(), sampler=WeightedRandomSampler([1, 2, 3, 4, 5], 8)),
+    "batch sampler": lambda: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(RandomSampler(Noisy(), generator=seeded_generator()), 2, False)
+    ),
+    "own sampler": lambda: DataLoader(Noisy(), sampler=SamplerOfItsOwn()),
+    "own state": lambda: Stateful(Noisy()),
+}
+WITH_WORKERS = {
+    "in order, workers": lambda: DataLoader(Noisy(), num_workers=2),
+    "shuffled, workers": lambda: DataLoader(Noisy(), shuffle=True, num_workers=2),
+    "generator, workers": lambda: DataLoader(Noisy(), shuffle=True, num_workers=2, generator=seeded_generator()),
+}
+slow = pytest.mark.slow
+every_loader = pytest.mark.parametrize(
+    "make",
+    [
+        *(pytest.param(make, id=name) for name, make in LOADERS.items()),
+        *(pytest.param(make, id=name, marks=slow) for name, make in WITH_WORKERS.items()),
+    ],
+)
+
+
+def plain(batches):
+    return [(batch["x"].tolist(), [noise.tolist() for noise in batch["noise"]]) for batch in batches]
+
+
+@every_loader
+def test_the_rest_of_an_epoch_is_the_same_from_every_position(make, monkeypatch):
+    monkeypatch.setattr(iterable_iterator, "ASK_EVERY", 2)
+    whole = SequenceAdaptorTorch(make()).with_seed(3)
+    epochs = [plain(whole) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    sequence = SequenceAdaptorTorch(make()).with_seed(3)
+    list(sequence)
+    epoch = iter(sequence)
+    for position in range(len(epochs[1])):
+        torch.rand(position)  # what the training draws meanwhile
+        new = SequenceAdaptorTorch(make()).with_seed(99)
+        new.load_state_dict(json.loads(json.dumps(sequence.state_dict())))
+        assert plain(new) == epochs[1][position:]
+        assert plain(new) == epochs[2]
+        assert plain([next(epoch)]) == epochs[1][position : position + 1]
+    assert next(epoch, None) is None
+    new.load_state_dict(json.loads(json.dumps(sequence.state_dict())))
+    assert plain(new) == epochs[2]
+
+
+@every_loader
+def test_the_callers_generators_stay_as_they_were(make):
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for _ in SequenceAdaptorTorch(make()):
+        pass
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_it_says_how_its_position_is_saved():
+    assert repr(SequenceAdaptorTorch(DataLoader(Noisy()))) == "SequenceAdaptorTorch(DataLoader; state: replayed)"
+    assert repr(SequenceAdaptorTorch(Stateful(Noisy()))) == "SequenceAdaptorTorch(Stateful; state: its own)"
+
+
+def test_a_loader_with_state_loads_only_the_batches_since_it_was_asked(monkeypatch):
+    monkeypatch.setattr(iterable_iterator, "ASK_EVERY", 2)
+    sequence, loaded = SequenceAdaptorTorch(Stateful(Noisy())), Stateful(Noisy())
+    epoch = iter(sequence)
+    for _ in range(4):
+        next(epoch)
+    new = SequenceAdaptorTorch(loaded)
+    new.load_state_dict(sequence.state_dict())
+    next(iter(new))
+    assert loaded.begin == 2
+
+
+def test_a_loader_that_became_shorter_is_found_out():
+    sequence = SequenceAdaptorTorch(DataLoader(Noisy()))
+    epoch = iter(sequence)
+    for _ in range(4):
+        next(epoch)
+    new = SequenceAdaptorTorch(DataLoader(Noisy(), batch_size=2))
+    new.load_state_dict(sequence.state_dict())
+    with pytest.raises(CheckpointError, match=r"after 4 items of SequenceAdaptorTorch, which now gives only 3"):
+        list(new)
+
+
+def test_a_state_of_other_generators_is_found_out():
+    sequence = SequenceAdaptorTorch(LOADERS["generator"]())
+    new = SequenceAdaptorTorch(LOADERS["shuffled"]())
+    with pytest.raises(CheckpointError, match="1 generators, this one has 0"):
+        new.load_state_dict(sequence.state_dict())

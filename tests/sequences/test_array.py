@@ -85,6 +85,51 @@ def test_the_callers_sampler_stays_as_it_is():
     assert vars(sampler) == vars(SamplerRandom(batch_size=2))
 
 
+COLUMNS = {
+    "array": lambda: np.arange(24, dtype=np.float32).reshape(4, 3, 2),
+    "flat array": lambda: np.arange(4),
+    "fortran order": lambda: np.asfortranarray(np.arange(24).reshape(4, 3, 2)),
+    "every other row": lambda: np.arange(24).reshape(8, 3)[::2],
+    "backwards": lambda: np.arange(12).reshape(4, 3)[::-1],
+    "other byte order": lambda: np.arange(4, dtype=">i4"),
+    "text": lambda: np.array(["a", "bc", "d", "e"]),
+    "objects": lambda: np.array([{1}, "b", None, 3.5], dtype=object),
+    "records": lambda: np.array([(1, 2.0)] * 4, dtype=[("a", int), ("b", float)]).view(np.recarray),
+    "tensor": lambda: torch.arange(24.0).reshape(4, 3, 2),
+    "transposed tensor": lambda: torch.arange(12).reshape(3, 4).T,
+    "list": lambda: [[0], {"a": 1}, "text", None],
+}
+
+
+@pytest.mark.parametrize("make", COLUMNS.values(), ids=COLUMNS.keys())
+@pytest.mark.parametrize("use_advanced_indexing", [True, False])
+def test_one_row_is_what_a_list_of_one_row_is(make, use_advanced_indexing):
+    for row in range(4):
+        one, listed = (
+            SequenceArray.get({"x": make()}, 4, indices, None, use_advanced_indexing)["x"] for indices in (row, [row])
+        )
+        assert type(one) is type(listed)
+        assert len(one) == 1
+        if isinstance(one, list):
+            assert repr(one) == repr(listed)
+        else:
+            assert (one.dtype, one.shape) == (listed.dtype, listed.shape)
+            assert one.tolist() == listed.tolist()
+
+
+@pytest.mark.parametrize("make", COLUMNS.values(), ids=COLUMNS.keys())
+def test_one_row_shares_no_memory_with_the_split(make):
+    column = make()
+    row = SequenceArray.get({"x": column}, 4, 1, None, True)["x"]
+    if isinstance(column, list):
+        assert row[0] is not column[1]
+    elif isinstance(column, torch.Tensor):
+        assert row.untyped_storage().data_ptr() != column.untyped_storage().data_ptr()
+    else:
+        assert not np.shares_memory(row, column)
+        assert row.flags.writeable
+
+
 # sample_uid
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trw_pipeline.errors import CheckpointError
-from trw_pipeline.sequences.map import uid_of
+from trw_pipeline.executors.job import plain_uid
 from trw_pipeline.sequences.samplers import SamplerSequential
 from trw_pipeline.sequences.sequence import SequenceArray
 
@@ -88,7 +88,7 @@ def test_a_position_damaged_further_in_is_refused_when_the_epoch_opens(name, val
     ],
 )
 def test_a_uid_is_plain_data(uids, plain):
-    found = uid_of({"sample_uid": uids})
+    found = plain_uid(uids)
     assert (found, type(found)) == (plain, type(plain))
     assert json.loads(json.dumps(found)) == plain
 

@@ -15,6 +15,7 @@ from trw_pipeline.sequences.sequence import (
     SequenceCollate,
     SequenceMap,
     SequenceMaxSamples,
+    SequencePrefetch,
     SequenceReBatch,
     SequenceSubBatch,
 )
@@ -144,6 +145,7 @@ def test_documented_methods_are_there(kind, names):
         (lambda s: s.sub_batch(2), SequenceSubBatch),
         (lambda s: s.max_samples(2), SequenceMaxSamples),
         (lambda s: s.collate(), SequenceCollate),
+        (lambda s: s.prefetch(2), SequencePrefetch),
         (lambda s: s.async_reservoir(2, same), SequenceAsyncReservoir),
     ],
 )
@@ -163,6 +165,7 @@ def test_a_verb_makes_its_recipe_over_the_sequence(verb, kind):
         lambda: SequenceSubBatch([1, 2], 2),
         lambda: SequenceMaxSamples([1, 2], 2),
         lambda: SequenceCollate([1, 2]),
+        lambda: SequencePrefetch([1, 2], 2),
         lambda: SequenceAsyncReservoir([1, 2], 2, same),
     ],
 )
@@ -171,8 +174,8 @@ def test_a_source_that_is_no_sequence_is_refused(make):
         make()
 
 
-@pytest.mark.parametrize("verb", ["batch", "rebatch", "sub_batch", "max_samples"])
+@pytest.mark.parametrize("verb", ["batch", "rebatch", "sub_batch", "max_samples", "prefetch"])
 @pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
 def test_a_size_must_be_an_int_of_at_least_one(verb, size, error):
-    with pytest.raises(error, match=r"(batch_size|max_samples) must be"):
+    with pytest.raises(error, match=r"(batch_size|max_samples|nb_batches) must be"):
         getattr(array(), verb)(size)

@@ -87,7 +87,7 @@ def test_an_empty_source_gives_no_item(workers):
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(-1, 3), max_size=12))
 def test_counts_are_the_same_with_and_without_workers(sizes):
-    """-1 is None, which is skipped; another number is a list of that length."""
+    """BATCH-8: -1 is None, which is skipped; another number is a list of that length."""
 
     def function(batch):
         size = sizes[batch["x"][0]]
@@ -145,6 +145,26 @@ def test_in_any_order_a_slow_item_holds_up_none_but_what_waits_at_its_worker(tmp
         gate.touch()
         assert 0 not in first
         assert sorted(first + numbers(iterator)) == list(range(10))
+
+
+class Endless(Sequence):
+    """A user's own, that counts what is taken from it."""
+
+    nb_taken = 0
+
+    def __iter__(self):
+        while True:
+            self.nb_taken += 1
+            yield {"x": np.array([self.nb_taken])}
+
+
+@pytest.mark.parametrize("max_jobs", [0, 10**6])
+def test_a_result_is_delivered_long_before_a_large_bound_is_reached(max_jobs):
+    source = Endless()
+    with source.map(lambda b: b, max_jobs_at_once=max_jobs, **THREADS) as sequence:
+        iterator = iter(sequence)
+        assert numbers(next(iterator) for _ in range(5)) == [1, 2, 3, 4, 5]
+    assert source.nb_taken < 10**5
 
 
 # Around the function
@@ -229,6 +249,8 @@ def test_stop_iteration_from_the_function_is_a_failure(workers):
 
 
 def test_functions_that_work_in_place_change_neither_the_source_nor_each_other(workers):
+    """BATCH-7."""
+
     def in_place(batch):
         batch["x"] *= 2
         batch["list"].append(1)
@@ -285,10 +307,18 @@ def test_results_can_be_written_without_a_warning(size, workers):
 
 
 def test_workers_stay_the_same_over_five_epochs():
+    """USE-2: so that no later epoch waits for the start of a process, as the first does."""
+    pids, until_first_s = set(), []
     with array(8).map(lambda b: {"x": [os.getpid()]}, nb_workers=2) as sequence:
-        pids = [set(numbers(sequence)) for _ in range(5)]
-    assert len(set().union(*pids)) <= 2
-    assert os.getpid() not in set().union(*pids)
+        for _ in range(5):
+            start = time.perf_counter()
+            iterator = iter(sequence)
+            first = next(iterator)
+            until_first_s.append(time.perf_counter() - start)
+            pids.update(numbers([first, *iterator]))
+    assert len(pids) <= 2
+    assert os.getpid() not in pids
+    assert min(until_first_s[1:]) < until_first_s[0] / 2
 
 
 def test_a_transform_that_was_changed_between_epochs_has_its_effect(workers):
@@ -329,7 +359,8 @@ def test_statistics_count_the_jobs_of_each_stage():
     with chain as sequence:
         list(sequence)
         figures = sequence.statistics()
-    assert {stage: one["jobs_done"] for stage, one in figures.items()} == {"1:load": 6, "2:augment": 6}
+    done = {stage: one["jobs_done"] for stage, one in figures.items()}
+    assert done == {"0:SequenceArray": 0, "1:load": 6, "2:augment": 6, "consumer": 0}
 
 
 # Wrong arguments
@@ -342,7 +373,7 @@ def test_statistics_count_the_jobs_of_each_stage():
         ({"nb_workers": 1.5}, TypeError, "nb_workers must be an int"),
         ({"max_jobs_at_once": -1}, ValueError, "max_jobs_at_once must be at least 0"),
         ({"backend": "gpu"}, ValueError, "backend must be one of"),
-        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'skip'"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise', 'skip' or 'return'"),
         ({"max_failures": 1.5}, ValueError, "max_failures must be"),
         ({"start_method": "magic"}, ValueError, "start_method"),
         ({"worker_init": 3}, TypeError, "worker_init must be callable"),

@@ -144,8 +144,9 @@ def test_samples_already_seen_are_not_made_again(opened, in_order):
     [
         lambda: array(SamplerRandom(batch_size=2)).map(tenfold_x, **THREADS).max_samples(5),
         lambda: array(SamplerRandom(batch_size=2)).max_samples(5).map(tenfold_x, **THREADS),
+        lambda: array(SamplerRandom(batch_size=2)).map(tenfold_x, **THREADS).prefetch(2).max_samples(5),
     ],
-    ids=["last", "first"],
+    ids=["last", "first", "over prefetch"],
 )
 def test_epochs_of_max_samples_go_on_from_every_position(make, opened):
     """13 samples in epochs of 5: what is left of a pass is part of the state, at the end of an epoch too."""
@@ -333,7 +334,8 @@ class Plain(Sequence):
         lambda: Plain().sub_batch(2),
         lambda: Plain().max_samples(3),
         lambda: Plain().collate(),
-        lambda: array().async_reservoir(3, tenfold_x, backend="inline").collate(),
+        lambda: Plain().shard(0, 1),
+        lambda: Plain().async_reservoir(3, tenfold_x, backend="inline").collate(),
     ],
 )
 def test_a_chain_that_can_not_tell_its_position_says_so_within_an_epoch(make, opened):

@@ -43,7 +43,7 @@ def same(batch):
 def wait_for_jobs(sequence, nb):
     """Waits until that many jobs have been done, without an epoch being opened."""
     executor = sequence._reservoir.executor
-    while executor.nb_in_flight and not (executor.take_in() and len(executor._finished) >= nb):
+    while executor.nb_in_flight and not (executor.take_in() and len(executor._table.finished) >= nb):
         threading.Event().wait(0.001)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trw_pipeline.outputs.output import Output, Totals
+from trw_pipeline.outputs.output import Output, Rows, Totals, Update
 from trw_pipeline.training.history import SplitMeter, split_info
 
 
@@ -148,6 +148,41 @@ def history_of(figures):
     meter = SplitMeter()
     meter.add({"y": {"output_ref": Head(figures)}}, 0.0, 1)
     return meter.read()[1]
+
+
+def test_totals_are_added_concatenated_or_given_to_one_metric():
+    class Longest:
+        def reset(self):
+            self.nb_letters = 0
+
+        def update(self, words):
+            self.nb_letters = max(self.nb_letters, *(len(word) for word in words))
+
+        def compute(self):
+            return torch.tensor(self.nb_letters)
+
+    meter = SplitMeter()
+    for words, counts in ((["a", "bcd"], [1, 2]), (["ef"], [5])):
+        counts = torch.tensor(counts)
+        update = Update(Longest(), (words,))
+        totals = Totals(sum=counts.sum(), number=len(words), rows=Rows(counts), longest=update)
+        meter.add({"y": {"totals": totals}}, 0.0, len(words))
+    totals = meter.read()[0]["y"]["totals"]
+    assert totals.pop("rows").tolist() == [1, 2, 5]
+    assert {name: int(value) for name, value in totals.items()} == {"sum": 8, "number": 3, "longest": 3}
+
+
+def test_what_is_fleeting_is_not_gathered():
+    class Head(Output):
+        fleeting = ("rows",)
+
+        def evaluate_batch(self, batch, is_training):
+            return {"rows": self.output, "kept": self.output, Output.output_ref_tag: self}
+
+    meter = SplitMeter()
+    for size in (2, 1):
+        meter.add({"y": Head(torch.zeros(size), None).evaluate_batch({}, True)}, 0.0, size)
+    assert set(meter.read()[0]["y"]) == {"kept", "output_ref"}
 
 
 def test_metrics_become_plain_floats():

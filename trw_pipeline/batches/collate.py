@@ -152,7 +152,7 @@ def collate_list_of_dicts(
         raise TypeError(f"batches to collate must be a list of mappings, got {type(batches).__name__}")
     if not batches:
         raise ValueError("batches to collate must hold at least one sample, got an empty list")
-    for batch in batches:
+    for batch in {type(batch): batch for batch in batches}.values():
         require_mapping(batch, "each batch to collate")
     from trw_pipeline.batches.joining import joined_features
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -40,18 +40,23 @@ def placed(batch: Mapping[str, Any], device: Device, *, pin_memory: bool, non_bl
     require_mapping(batch, "a batch")
     target = torch.device("cpu" if device is None else device)
     pin = pin_memory and torch.cuda.is_available()
-    return _placed(batch, target, pin, non_blocking and target.type != "cpu")
+    wait = not non_blocking or target.type == "cpu"
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor
+        return tensor.to(target, non_blocking=not wait)
+
+    return with_tensors(batch, place)
 
 
-def _placed(value: Any, device: torch.device, pin: bool, non_blocking: bool) -> Any:
+def with_tensors(value: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns what `place` makes of each tensor, and of arrays of a dtype that torch has, in nested mappings too."""
     if isinstance(value, np.ndarray) and torch_dtype(value.dtype) is not None:
         value = tensor_of(value)
     if isinstance(value, torch.Tensor):
-        if pin and value.device.type == "cpu":
-            value = value.pin_memory()
-        return value.to(device, non_blocking=non_blocking)
+        return place(value)
     if isinstance(value, Mapping):
-        return {name: _placed(nested, device, pin, non_blocking) for name, nested in value.items()}
+        return {name: with_tensors(nested, place) for name, nested in value.items()}
     return value
 
 
@@ -68,18 +73,19 @@ def get_device(module: torch.nn.Module, batch: Mapping[str, Any] | None = None) 
         The device of the first parameter, else of the first buffer, else of the first tensor in `batch` (nested
         mappings included), else None.
     """
-    for tensors in (module.parameters(), module.buffers(), _tensors(batch)):
+    for tensors in (module.parameters(), module.buffers(), tensors_in(batch)):
         for tensor in tensors:
             return tensor.device
     return None
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a batch, those in nested mappings too."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for nested in value.values():
-            yield from _tensors(nested)
+            yield from tensors_in(nested)
 
 
 def to_value(v: Any) -> Any:

@@ -17,6 +17,17 @@ Kind: TypeAlias = Literal["number", "array", "list", "mapping", "callable", "obj
 """A Python or NumPy scalar, or an array or tensor without dimensions; an array or tensor with some; and so on."""
 
 
+def are_arrays_of_one_dtype(values: Sequence[Any]) -> bool:
+    """Tells whether the values are NumPy arrays of one dtype, which torch has.
+
+    Nearly all features are. So this runs for every value of every batch, and all other questions for few.
+    """
+    if set(map(type, values)) != {np.ndarray}:
+        return False
+    dtypes = {value.dtype for value in values}
+    return len(dtypes) == 1 and torch_dtype(dtypes.pop()) is not None
+
+
 def kinds_of(values: Sequence[Any]) -> set[Kind]:
     """Gives the kinds of all values."""
     kinds: set[Kind] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,9 @@ def holds_samples(value: Any) -> bool:
     """Tells whether a feature's value has one entry for each sample.
 
     Returns:
-        True for a list, and for a NumPy array or torch tensor of at least one dimension. All else is batch-wide:
-        numbers, strings, tuples, mappings, callables, None, arrays and tensors without dimensions.
+        True for a list, and for a NumPy array, a torch tensor or a stored array (see `is_stored`) of at least one
+        dimension. All else is batch-wide: numbers, strings, tuples, mappings, callables, None, arrays and tensors
+        without dimensions.
     """
     if isinstance(value, list):
         return True
@@ -22,7 +24,21 @@ def holds_samples(value: Any) -> bool:
         return value.ndim > 0
     # Nobody can hand us a tensor unless torch is loaded, so there is no need to load it to ask.
     tensor_type = getattr(sys.modules.get("torch"), "Tensor", ())
-    return isinstance(value, tensor_type) and value.dim() > 0
+    return (isinstance(value, tensor_type) and value.dim() > 0) or is_stored(value)
+
+
+def is_stored(value: Any) -> bool:
+    """Tells whether a value is an array of HDF5, Zarr or Blosc2, of at least one dimension: its rows are to be read."""
+    return _is_kind_of_stored(type(value)) and value.ndim > 0
+
+
+@functools.lru_cache
+def _is_kind_of_stored(kind: type) -> bool:
+    # As of a tensor: whatever is one was made by a library that is loaded, so the answer for a type never changes.
+    return any(issubclass(kind, getattr(sys.modules.get(module), name, ())) for module, name in _STORED)
+
+
+_STORED = (("h5py", "Dataset"), ("zarr", "Array"), ("blosc2", "NDArray"))
 
 
 def len_batch(batch: Any, *, shared_features: Collection[str] = ()) -> int:
@@ -45,9 +61,9 @@ def len_batch(batch: Any, *, shared_features: Collection[str] = ()) -> int:
     """
     if isinstance(batch, Mapping):
         shared = feature_names(shared_features)
-        return next((len(value) for name, value in batch.items() if name not in shared and holds_samples(value)), 0)
+        return next((_length(value) for name, value in batch.items() if name not in shared and holds_samples(value)), 0)
     if holds_samples(batch) or (isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))):
-        return len(batch)
+        return _length(batch)
     raise TypeError(f"a batch must be a mapping, a list, an array or a tensor, got {type(batch).__name__}")
 
 
@@ -70,13 +86,17 @@ def per_sample_features(batch: Mapping[str, Any], shared_features: Collection[st
     shared = feature_names(shared_features)
     names = [name for name, value in batch.items() if name not in shared and holds_samples(value)]
     for name in names[1:]:
-        if len(batch[name]) != len(batch[names[0]]):
+        if _length(batch[name]) != _length(batch[names[0]]):
             raise ValueError(
                 f"every feature must have one entry for each sample, but feature {names[0]!r} has "
-                f"{len(batch[names[0]])} and feature {name!r} has {len(batch[name])}; "
+                f"{_length(batch[names[0]])} and feature {name!r} has {_length(batch[name])}; "
                 f"name a feature that belongs to the whole batch in shared_features"
             )
     return names
+
+
+def _length(value: Any) -> int:
+    return value.shape[0] if hasattr(value, "shape") else len(value)  # an array of Zarr has no `len`
 
 
 def require_mapping(value: Any, what: str) -> None:

@@ -33,7 +33,7 @@ _TORCH_OF = {theirs: ours for ours, theirs in _NUMPY_OF.items()}
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     """Gives torch's twin of a NumPy dtype in whatever byte order, or None if torch has none."""
-    return _TORCH_OF.get(dtype.newbyteorder("="))
+    return _TORCH_OF.get(dtype) or _TORCH_OF.get(dtype.newbyteorder("="))
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
@@ -72,16 +72,18 @@ def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
     assert native is not None, "callers ask torch_dtype first"
     target = _NUMPY_OF[native]
     shareable = (
-        array.flags.c_contiguous
-        and array.flags.writeable
-        and array.flags.aligned
+        array.flags.carray  # contiguous, writable and aligned
         and array.dtype.isnative
         and array.dtype.num == target.num  # torch refuses `unsigned long long`, equal as it is to uint64
-        # NumPy calls an axis of length 1 contiguous whatever its stride, torch does not
-        and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+        # NumPy calls an axis of length 1, or an array without values, contiguous whatever its strides, torch does not
+        and (min(array.shape, default=0) > 1 or _has_torch_strides(array))
     )
     if shareable:
         return torch.from_numpy(array)
     copy = np.empty(array.shape, target)
     copy[...] = array
     return torch.from_numpy(copy)
+
+
+def _has_torch_strides(array: npt.NDArray[Any]) -> bool:
+    return all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)

@@ -9,6 +9,20 @@ from typing import Any, Protocol, TypeAlias
 Frame: TypeAlias = Any
 """One buffer: bytes, a memoryview, or a `zmq.Frame`."""
 
+Place: TypeAlias = tuple[int, int]
+"""Where a buffer begins in a slot of shared memory, and its bytes."""
+
+Span: TypeAlias = tuple[int, int, int, int]
+"""A slot of shared memory: offset and size of its window in the file, where it begins in the window, and its bytes."""
+
+NO_SPAN: Span = (0, 0, 0, 0)
+
+OUT_OF_BAND_BYTES = 16 * 1024
+"""Smaller buffers stay in the head: below about this size a frame of its own costs more than the copy it saves."""
+
+ALIGNMENT = 64
+"""In a slot, buffers begin at a multiple of this many bytes: a cache line."""
+
 
 class Codec(Protocol):
     """Turns objects into frames and back. Every frame list is either decoded once or discarded once."""
@@ -54,6 +68,16 @@ class ReferenceCodec:
     def close(self) -> None:
         """Drops all references."""
         self._waiting.clear()
+
+
+def buffer_of(frame: Frame) -> Any:
+    """Returns what can be read of a frame."""
+    return getattr(frame, "buffer", frame)  # zmq.Frame has one; bytes and memoryview are one
+
+
+def nb_bytes_of(frames: Sequence[Frame]) -> int:
+    """Returns how many bytes frames have together."""
+    return sum(len(frame) if isinstance(frame, bytes) else memoryview(buffer_of(frame)).nbytes for frame in frames)
 
 
 def in_words(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, Literal, TypeAlias
 import zmq
 
 from trw_pipeline.errors import ExecutorError
+from trw_pipeline.executors.protocol import KEY_BYTES
+from trw_pipeline.executors.slate import Slate
 
 Transport: TypeAlias = Literal["inproc", "ipc", "tcp"]
 
@@ -32,11 +35,13 @@ class Door:
 
     Attributes:
         endpoint: the pool's ROUTER.
+        key: of the session; each message carries it.
         server_key: public CURVE key of the pool, for endpoints on the loopback interface.
         folder: of the pool, for processes: its socket, and the slate of each worker.
     """
 
     endpoint: str
+    key: bytes
     server_key: bytes | None = None
     folder: str | None = None
 
@@ -53,9 +58,20 @@ class Door:
         return socket
 
     def slate_path(self, identity: bytes) -> str:
-        """Returns the file on which a worker process notes what it does."""
+        """Returns the file of the slate of a worker process."""
         assert self.folder is not None, "threads have no slate"
         return f"{self.folder}/{identity.hex()}"
+
+    def slate(self, identity: bytes) -> Slate:
+        """Makes the slate of a worker process.
+
+        Raises:
+            ExecutorError: there is no room for it, or the folder has been removed.
+        """
+        try:
+            return Slate.in_file(self.slate_path(identity))
+        except OSError as error:
+            raise ExecutorError(f"no new worker can join, {self.folder} can not be written: {error}") from error
 
     def check(self) -> None:
         """Makes sure that a new worker would find the pool: one that waits for a socket that is gone never comes.
@@ -83,7 +99,7 @@ def open_door(socket: zmq.Socket[bytes], transport: Transport) -> Door:
     socket.router_mandatory = True
     socket.sndhwm = socket.rcvhwm = 0  # the executor bounds the jobs; a mark would drop messages
     if transport == "inproc":
-        door = Door(f"inproc://trw-{next(_numbers)}")
+        door = Door(f"inproc://trw-{next(_numbers)}", _new_key())
         socket.bind(door.endpoint)
         return door
     try:
@@ -99,14 +115,18 @@ def open_door(socket: zmq.Socket[bytes], transport: Transport) -> Door:
 
 def _open_to_processes(socket: zmq.Socket[bytes], transport: Transport, folder: str) -> Door:
     if transport == "ipc":
-        door = Door(f"ipc://{folder}/pool", folder=folder)
+        door = Door(f"ipc://{folder}/pool", _new_key(), folder=folder)
         socket.bind(door.endpoint)
         return door
     public, secret = zmq.curve_keypair()
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = public, secret
     port = socket.bind_to_random_port("tcp://127.0.0.1")
-    return Door(f"tcp://127.0.0.1:{port}", server_key=public, folder=folder)
+    return Door(f"tcp://127.0.0.1:{port}", _new_key(), server_key=public, folder=folder)
+
+
+def _new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def short_temp_dir() -> str:

@@ -54,7 +54,7 @@ class FailureLog:
 
     def __init__(self, on_error: OnError, max_failures: int | float | None) -> None:
         if on_error not in ("raise", "skip", "return"):
-            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+            raise ValueError(f"on_error must be 'raise', 'skip' or 'return', got {on_error!r}")
         if max_failures is not None:
             if isinstance(max_failures, bool) or not isinstance(max_failures, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError(f"max_failures must be a count, a share or None, got {max_failures!r}")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trw_pipeline.executors.transforms import random_transforms, seed_transforms
 from trw_pipeline.seeding import JobSeed, generator
 from trw_pipeline.typing import Function
 
@@ -49,9 +50,19 @@ class MappedFunction:
         self.worker_init = worker_init
         self.channels: tuple[Any, Any] = (None, None)
         self._takes_rng = [_takes_rng(function) for function in self.functions]
+        self._transforms: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "channels": (None, None)}
+        return {**self.__dict__, "channels": (None, None), "_transforms": []}
+
+    def begin(self) -> None:
+        """Is called where the jobs run, before the first of them and when the functions may have changed."""
+        self._transforms = random_transforms(self.functions)
+
+    def run_alone(self, item: Any, seed: JobSeed) -> Any:
+        """Runs the job where no other runs at the same time: so random transforms that it uses can follow the seed."""
+        seed_transforms(self._transforms, seed)
+        return self(item, seed)
 
     def __call__(self, item: Any, seed: JobSeed) -> Any:
         """Runs the job.
@@ -59,7 +70,7 @@ class MappedFunction:
         Raises:
             ValueError: the last function returned None. An empty list is the way to give nothing.
         """
-        rng = generator(seed) if any(self._takes_rng) else None
+        rng = generator(seed) if self.takes_rng else None
         result = item
         for function, takes_rng in zip(self.functions, self._takes_rng, strict=True):
             result = function(result, rng=rng) if takes_rng else function(result)
@@ -71,6 +82,11 @@ class MappedFunction:
         if result is None:
             raise ValueError(f"{self.name} returned None; return an empty list to give nothing")
         return result
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether one of the functions takes the job's own generator."""
+        return any(self._takes_rng)
 
     @property
     def name(self) -> str:

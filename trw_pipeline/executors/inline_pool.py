@@ -13,6 +13,7 @@ from typing import Any
 from trw_pipeline.errors import ExecutorError
 from trw_pipeline.executors.codec import Codec, Frame, ReferenceCodec
 from trw_pipeline.executors.function import MappedFunction
+from trw_pipeline.executors.pool import WorkerFigures
 from trw_pipeline.executors.private_copy import private_copy
 from trw_pipeline.executors.protocol import Answer, ErrorReport, Lost, Reply
 from trw_pipeline.seeding import seeded_globals
@@ -28,6 +29,8 @@ class InlinePool:
         self.items: Codec = ReferenceCodec()
         self.results: Codec = ReferenceCodec()
         self.is_waiting = False
+        self.told: list[tuple[int, bytes]] = []  # a job that runs here logs here
+        self.bytes_arena = self.bytes_frames = self.bytes_compressed = 0
         self._jobs: deque[tuple[int, bytes, Any]] = deque()
         self._function: MappedFunction | None = None
 
@@ -35,6 +38,16 @@ class InlinePool:
     def can_send(self) -> bool:
         """One job at a time: an inline stage does no work that nobody has asked for yet."""
         return not self._jobs
+
+    @property
+    def has_idle(self) -> bool:
+        """Never: there is no worker."""
+        return False
+
+    @property
+    def has_lost(self) -> bool:
+        """Never."""
+        return False
 
     @property
     def must_end(self) -> bool:
@@ -50,31 +63,38 @@ class InlinePool:
         """Nothing to keep: there are no sockets."""
         return contextlib.nullcontext()
 
-    def set_function(self, function: MappedFunction) -> None:
-        """Sets the function; the first time, runs its `worker_init` here."""
+    def set_function(self, function: MappedFunction) -> bool:
+        """Sets the function; the first time, runs its `worker_init` here. What has not run yet runs as it is then."""
         if self._function is None and function.worker_init is not None:
             try:
                 function.worker_init()
             except Exception as error:
                 raise ExecutorError(f"worker_init of {function.name!r} failed: {error!r}") from error
+        function.begin()
         self._function = function
+        return False
 
     def send(self, ticket: int, seed: bytes, frames: Sequence[Frame]) -> None:
         """Keeps the job until `recv`."""
         self._jobs.append((ticket, seed, self.items.decode(frames)))
 
-    def recv(self, timeout_s: float | None) -> Answer | None:
+    def get_ready_to_wait(self) -> float | None:
+        """Nothing is held back."""
+        return None
+
+    def recv(self, timeout_s: float | None) -> list[Answer]:
         """Runs the oldest job, however short `timeout_s` is."""
         del timeout_s
         if not self._jobs:
-            return None
+            return []
         ticket, seed, item = self._jobs[0]
         start = time.perf_counter()
         self.is_waiting = True
         reply, outcome = self._run(seed, item)
         self.is_waiting = False
+        self.bytes_arena = self.bytes_frames = self.bytes_compressed = 0
         self._jobs.popleft()  # only now: a job that Ctrl-C interrupted runs again
-        return Answer(reply, ticket, os.getpid(), time.perf_counter() - start, self.results.encode(outcome))
+        return [Answer(reply, ticket, os.getpid(), time.perf_counter() - start, self.results.encode(outcome))]
 
     def _run(self, seed: bytes, item: Any) -> tuple[Reply, Any]:
         function = self._function
@@ -82,7 +102,7 @@ class InlinePool:
         try:
             own = private_copy(item)
             with seeded_globals(seed):
-                result = function(own, seed)
+                result = function.run_alone(own, seed)
             # A copy, as from a process: a function may return the same buffer from every call and fill it again.
             return Reply.RESULT, private_copy(result, "result")
         except Exception as error:  # noqa: BLE001 (the executor decides what a failure means)
@@ -98,6 +118,10 @@ class InlinePool:
 
     def waitables(self) -> list[Any]:
         """Nothing: `recv` never waits."""
+        return []
+
+    def workers(self) -> list[WorkerFigures]:
+        """Nobody."""
         return []
 
     def close(self, timeout_s: float) -> None:

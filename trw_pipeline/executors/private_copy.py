@@ -35,7 +35,7 @@ def private_copy(obj: Any, noun: str = "item") -> Any:
 
 
 def _copied(obj: Any, path: str) -> Any:
-    kind = type(obj)
+    kind: Any = type(obj)
     if kind in _IMMUTABLE:
         return obj
     if kind is np.ndarray and not obj.dtype.hasobject:
@@ -49,9 +49,21 @@ def _copied(obj: Any, path: str) -> Any:
     if issubclass(kind, tuple) and hasattr(kind, "_asdict"):  # a namedtuple
         return kind(**{name: _copied(value, f"{path}.{name}") for name, value in obj._asdict().items()})
     torch: Any = sys.modules.get("torch")
-    if torch is not None and kind is torch.Tensor:
-        return obj.detach().clone()
+    if (
+        torch is not None
+        and isinstance(obj, torch.Tensor)
+        and getattr(kind, "__deepcopy__", None) is torch.Tensor.__deepcopy__
+    ):
+        copied = obj.detach().as_subclass(torch.Tensor).clone()
+        return copied if kind is torch.Tensor else _as(kind, copied, vars(obj), path)
     try:
         return copy.deepcopy(obj)
     except Exception as error:
         raise CodecError(f"{path} can not be copied: {in_words(error)}") from error
+
+
+def _as(kind: Any, tensor: Any, attributes: dict[str, Any], path: str) -> Any:
+    """Makes a tensor one of a subclass, which `copy.deepcopy` can not copy."""
+    made = tensor.as_subclass(kind)
+    made.__dict__.update({name: _copied(value, f"{path}.{name}") for name, value in attributes.items()})
+    return made

@@ -1,11 +1,13 @@
-"""The two queues of the documented executor: thin doors on its `put` and `get`."""
+"""The queues and channels of the documented executor: thin doors on its `put` and `get`, and two pipes."""
 
 from __future__ import annotations
 
 import queue
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trw_pipeline.errors import FailedJobError, WouldBlock
+from trw_pipeline.executors.start import one_way_pipe
 
 if TYPE_CHECKING:
     from trw_pipeline.executors.job_executor import JobExecutor
@@ -50,3 +52,29 @@ class OutputQueue:
     def empty(self) -> bool:
         """Whether no result is ready now."""
         return not self._executor.is_ready()
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The ends of the two pipes for `worker_post_process_results_fun`, or None where there is no such function.
+
+    Attributes:
+        of_main: sends to the workers, and receives from them.
+        of_workers: receives from the main process, and sends to it.
+    """
+
+    of_main: tuple[Any, Any] = (None, None)
+    of_workers: tuple[Any, Any] = (None, None)
+
+    @classmethod
+    def open(cls) -> Channels:
+        """Makes both pipes."""
+        to_worker, from_main = one_way_pipe()
+        to_main, from_worker = one_way_pipe()
+        return cls((from_main, to_main), (to_worker, from_worker))
+
+    def close(self) -> None:
+        """Closes our copies of all ends."""
+        for end in (*self.of_main, *self.of_workers):
+            if end is not None:
+                end.close()

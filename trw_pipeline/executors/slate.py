@@ -1,43 +1,88 @@
-"""What a worker process was at when it died.
+"""What a worker is at, for the pool to read: also after the worker has died.
 
 Answers that a worker has sent may die with it, since ZeroMQ sends in the background. So that the job which killed it
-is not confused with one that was done before, the worker writes the ticket of its job into a mapped file, which
-outlives it.
+is not confused with one that was done before, the worker notes each job as it begins in memory that outlives it: a
+mapped file, or, for a thread, a piece of memory of the program.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from pathlib import Path
+import time
+from typing import Any, NamedTuple
 
 _NOTHING = (1 << 64) - 1
+_TICKET, _SINCE, _RECALLS = range(3)
+_BLANK = _NOTHING.to_bytes(8, "little") + bytes(16)
+SLATE_BYTES = len(_BLANK)
+
+
+class AtWork(NamedTuple):
+    """The job that a worker is at, and since when, by `time.monotonic()`, which all processes share."""
+
+    ticket: int
+    since: float
 
 
 class Slate:
-    """The worker's side.
+    """Holds the note of a worker, the job it began last, and one of the pool, how often it took jobs back.
+
+    Each is written in one piece, which `struct` would not do: it clears a field before it fills it.
 
     Args:
-        path: the file, made here.
-
-    Raises:
-        OSError: it can not be made.
+        memory: of `SLATE_BYTES`, as `_BLANK` at first.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, memory: Any) -> None:
+        self._numbers = memoryview(memory).cast("B").cast("Q")
+        self._times = memoryview(memory).cast("B").cast("d")
+
+    @classmethod
+    def in_file(cls, path: str) -> Slate:
+        """Maps a file, which is made if it is not there.
+
+        Raises:
+            OSError: it can not be.
+        """
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            file.write(_NOTHING.to_bytes(8, "little"))  # takes the space now: later a full disk would be a SIGBUS
-            self._map = mmap.mmap(file.fileno(), 8)
+            if os.fstat(file.fileno()).st_size < SLATE_BYTES:
+                # Takes the space now: later a full disk would be a bus error.
+                file.write(_BLANK)
+            return cls(mmap.mmap(file.fileno(), SLATE_BYTES))
 
-    def write(self, ticket: int | None) -> None:
-        """Notes the job that begins, or None between two."""
-        self._map[:] = (_NOTHING if ticket is None else ticket).to_bytes(8, "little")
+    @classmethod
+    def in_memory(cls) -> Slate:
+        """Makes one for a thread."""
+        return cls(bytearray(_BLANK))
 
+    def begin(self, ticket: int) -> None:
+        """Notes the job that begins now."""
+        self._numbers[_TICKET] = ticket
+        self._times[_SINCE] = time.monotonic()
 
-def read_slate(path: str) -> int | None:
-    """Returns the ticket that the worker was at, or None if it was between two jobs or had not begun."""
-    try:
-        ticket = int.from_bytes(Path(path).read_bytes(), "little")
-    except OSError:
-        return None
-    return None if ticket == _NOTHING else ticket
+    def end(self) -> None:
+        """Notes that it is over."""
+        self._times[_SINCE] = 0.0
+
+    def read(self) -> AtWork | None:
+        """Returns what the worker is at, or None if it is between two jobs or has not begun."""
+        while True:
+            ticket, since = self._numbers[_TICKET], self._times[_SINCE]
+            if self._numbers[_TICKET] == ticket:  # else the time may be of another one
+                return AtWork(ticket, since) if since else None
+
+    @property
+    def last(self) -> int | None:
+        """The job that the worker began last, or None before the first."""
+        ticket = self._numbers[_TICKET]
+        return None if ticket == _NOTHING else ticket
+
+    @property
+    def nb_recalls(self) -> int:
+        """How often the pool has taken jobs back, or is about to."""
+        return self._numbers[_RECALLS]
+
+    def note_recall(self) -> None:
+        """Is called by the pool before it chooses the jobs that it takes back."""
+        self._numbers[_RECALLS] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -19,9 +18,10 @@ import multiprocess.process
 from multiprocess import forkserver, resource_tracker, spawn
 
 from trw_pipeline.errors import ExecutorError
-from trw_pipeline.executors.door import Door, short_temp_dir
+from trw_pipeline.executors.door import short_temp_dir
 from trw_pipeline.executors.fork_server import end_with_fork_server
-from trw_pipeline.executors.worker import worker_main
+from trw_pipeline.executors.interrupts import interrupts_held
+from trw_pipeline.executors.worker_main import WorkerSetup, worker_main
 from trw_pipeline.typing import StartMethod
 
 PRELOAD = (
@@ -30,7 +30,7 @@ PRELOAD = (
     "zmq",
     "threadpoolctl",
     "tblib.pickling_support",
-    "trw_pipeline.executors.worker",
+    "trw_pipeline.executors.worker_main",
     "trw_pipeline.executors.start",
 )
 """What the fork server imports once for all workers: all that a worker needs before its function comes. torch is not
@@ -39,7 +39,7 @@ among them: a worker without it is ready ten times sooner and takes a seventh of
 _multiprocess: Any = multiprocess  # its stubs lack what the default context provides
 _usual: tuple[Any, Any] = (spawn.get_preparation_data, forkserver.connect_to_new_process)
 _lock = threading.Lock()
-_fork_server: Any = None
+_fork_servers: dict[tuple[str, ...], Any] = {}  # by what they import for their workers beyond PRELOAD
 
 
 def default_start_method() -> StartMethod:
@@ -65,6 +65,12 @@ def check_start_method(start_method: str | None) -> StartMethod:
 class WorkerProcess:
     """Runs `worker_main(*arguments)` in a process.
 
+    Args:
+        start_method: how it starts.
+        name: of the process.
+        arguments: the setup and the identity of the worker.
+        preload: modules that the fork server imports once for all workers with the same list.
+
     Attributes:
         pid: of the process.
         sentinel: a descriptor that becomes readable when the process dies.
@@ -73,17 +79,23 @@ class WorkerProcess:
         ExecutorError: the system can not start it.
     """
 
-    def __init__(self, start_method: StartMethod, name: str, arguments: tuple[Door, bytes, int, Any]) -> None:
+    def __init__(
+        self,
+        start_method: StartMethod,
+        name: str,
+        arguments: tuple[WorkerSetup, bytes],
+        preload: tuple[str, ...] = (),
+    ) -> None:
         process: Any = _multiprocess.get_context(start_method).Process(
             target=_worker, args=(start_method, *arguments), name=name
         )
         self._process = process
         self._pidfd: int | None = None
         try:
-            with _lock, _our_way_of_starting():
+            with _lock, _our_way_of_starting(preload):
                 if start_method != "fork":
                     resource_tracker.ensure_running()  # would start with the worker, and then let interrupts through
-                with _interrupts_held():
+                with interrupts_held():
                     process.start()
                 # Kept off this list because at exit it is waited for without limit, and because a forked copy of this
                 # program would end our workers when it exits.
@@ -100,6 +112,11 @@ class WorkerProcess:
             raise
         self.pid: int = process.pid
         self.sentinel: int = process.sentinel if self._pidfd is None else self._pidfd
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended; None if it has not, or if that is not known."""
+        return self._process.exitcode
 
     def wait(self, timeout_s: float) -> None:
         """Waits for its end."""
@@ -145,50 +162,27 @@ def _wait_for_parents_end() -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Puts off a Ctrl-C that comes while a child starts.
-
-    The child starts with it blocked: until it has its handler it would end with a traceback of its own. Here a handler
-    remembers it, since blocking it is not enough: the system may hand it to another thread, such as one of BLAS.
-    """
-    came: list[int] = []
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if handler is not None:
-        signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    try:
-        yield
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
-        if came:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextmanager
-def _our_way_of_starting() -> Iterator[None]:
+def _our_way_of_starting(preload: tuple[str, ...]) -> Iterator[None]:
     """Lets a process start without the user's main script, and from a fork server of ours, at a short address.
 
     `multiprocess` has no argument for any of this, but looks the functions up in their modules at each start. A fork
     server of our own, because the preload list of the shared one may be somebody else's.
     """
-    global _fork_server
     prepare, _ = _usual
 
     def without_main(name: str) -> dict[str, Any]:
         data: dict[str, Any] = prepare(name)
         return {key: value for key, value in data.items() if not key.startswith("init_main")}
 
-    if _fork_server is None:
-        _fork_server = forkserver.ForkServer()
-        _fork_server.set_forkserver_preload(list(PRELOAD))
+    if preload not in _fork_servers:
+        _fork_servers[preload] = forkserver.ForkServer()
+        _fork_servers[preload].set_forkserver_preload([*PRELOAD, *preload])
     context: Any = multiprocess.context
     usual_context = context._default_context  # preparing the data of a child settles the program's start method
     temp_dir, start_method = tempfile.tempdir, usual_context._actual_context
     tempfile.tempdir = short_temp_dir()
-    spawn.get_preparation_data, forkserver.connect_to_new_process = without_main, _fork_server.connect_to_new_process
+    spawn.get_preparation_data = without_main
+    forkserver.connect_to_new_process = _fork_servers[preload].connect_to_new_process
     try:
         yield
     finally:
@@ -199,9 +193,9 @@ def _our_way_of_starting() -> Iterator[None]:
 def _after_fork() -> None:
     """Makes a forked copy start workers of its own: a copy of a held lock is never freed, and the fork server, if it is
     not the copy's child, can not be asked whether it still runs."""
-    global _lock, _fork_server
+    global _lock
     _lock = threading.Lock()
-    _fork_server = None
+    _fork_servers.clear()
     spawn.get_preparation_data, forkserver.connect_to_new_process = _usual
 
 

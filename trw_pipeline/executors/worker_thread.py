@@ -25,6 +25,7 @@ class WorkerThread:
 
     def __init__(self, worker: Worker, name: str) -> None:
         self._hears, self._tells = socket.socketpair()
+        worker.bell = self._tells.fileno()
         self.sentinel = self._hears.fileno()
         self.how_it_ended = "ended"
         self._thread = threading.Thread(target=self._serve, args=(worker,), name=name, daemon=True)
@@ -47,6 +48,10 @@ class WorkerThread:
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._thread.is_alive()
+
+    def ring(self) -> None:
+        """Has it end after its job. An order to stop may not reach it, after an interrupt in the midst of a message."""
+        self._hears.send(b"\0")
 
     def wait(self, timeout_s: float) -> None:
         """Waits for its end; not where it would wait for itself, as when a pool is collected in its own worker."""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Values
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trw_pipeline.sequences.iterator import Epoch, PlainIterator, SequenceIterator
-from trw_pipeline.sequences.recipe import EngineRecipe
+from trw_pipeline.sequences.iterable import ReadableRecipe
+from trw_pipeline.sequences.iterable_iterator import Readable
+from trw_pipeline.sequences.samples import check_features, named_features
 from trw_pipeline.sequences.sequence import Sequence
-from trw_pipeline.typing import Batch
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-class SequenceAdaptorTorch(EngineRecipe, Sequence):
+class SequenceAdaptorTorch(ReadableRecipe, Sequence):
     """The batches of a PyTorch loader, as dicts.
 
-    The loader shuffles by its own generator; the number of the epoch is passed on to a sampler that has `set_epoch`.
+    The number of the epoch is passed on to a sampler, batch sampler or dataset that has `set_epoch`. A `generator` that
+    the loader or its sampler was given is used, and its state saved. Without one, the loader shuffles by the chain's
+    seed: for the time of each step `random`, `numpy.random` and torch are seeded from it, the epoch and the number of
+    the batch, and so are the loader's workers. (Not those that live on with `persistent_workers=True`.)
+
+    A position is what the loader says of itself, where it has `state_dict` and `load_state_dict`. Else it is replayed:
+    the batches of the epoch up to there are loaded again, and dropped.
+
     `subsample` and `subsample_uids` read samples from the loader into memory.
 
     Args:
@@ -29,42 +36,25 @@ class SequenceAdaptorTorch(EngineRecipe, Sequence):
         ValueError: while iterating, a batch has not as many features as there are names.
         TypeError: `torch_dataloader` is not a loader (a dataset is none); or, while iterating, a batch is neither a
             dict, a tuple nor a list.
+        CheckpointError: while iterating, a restored epoch has fewer batches than were seen before.
     """
 
     def __init__(self, torch_dataloader: DataLoader[Any], features: Values[str] | None = None) -> None:
         if not all(hasattr(torch_dataloader, name) for name in ("sampler", "batch_sampler")):
             raise TypeError(
-                f"torch_dataloader must be a torch.utils.data.DataLoader, got {type(torch_dataloader).__name__}; of a "
-                "dataset make one: DataLoader(dataset, batch_size=...)"
+                f"torch_dataloader must be a torch.utils.data.DataLoader, got {type(torch_dataloader).__name__}; a "
+                "dataset is read by SequenceDataset or SequenceIterable"
             )
-        super().__init__(None, torch_dataloader=torch_dataloader, features=features)
+        loader: Any = torch_dataloader
+        parts = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None), loader.dataset)
+        to_batch = partial(named_features, features=check_features(features), whose="a loader")
+        readable = Readable(loader, type(self).__name__, to_batch, *parts)
+        super().__init__(readable, torch_dataloader=torch_dataloader, features=features)
         self._loader = torch_dataloader
-        self._features = None if features is None else list(features)
-
-    def open_epoch(self, epoch: Epoch) -> SequenceIterator:
-        """Opens an epoch of the loader."""
-        self.check_open()
-        for sampler in (self._loader.sampler, self._loader.batch_sampler):
-            set_epoch = getattr(sampler, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(epoch.number)
-        return PlainIterator(self._named(), type(self).__name__)
-
-    def _named(self) -> Iterator[Batch]:
-        for batch in self._loader:
-            if isinstance(batch, Mapping):
-                yield dict(batch)
-                continue
-            if not isinstance(batch, (tuple, list)):
-                raise TypeError(f"a loader must give dicts, tuples or lists, got {type(batch).__name__}")
-            names = self._features or [f"feature_{i}" for i in range(len(batch))]
-            if len(names) != len(batch):
-                raise ValueError(f"features names {len(names)} features {names}, but a batch has {len(batch)}")
-            yield dict(zip(names, batch, strict=True))
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def describe_stage(self) -> str:
         """Returns this stage as one line."""
-        return f"SequenceAdaptorTorch({type(self._loader).__name__})"
+        return f"SequenceAdaptorTorch({type(self._loader).__name__}; state: {self.how_saved})"

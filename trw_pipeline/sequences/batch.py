@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_signals
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, Mark, SequenceIterator, State, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, check_count
 from trw_pipeline.typing import Item
@@ -37,30 +37,35 @@ class BatchIterator(SequenceIterator):
         self._discard_not_full = discard_not_full
         self._collate = collate
         self._collected: list[Item] = []
-        self._before: State | None = None  # of the source, when the first of `collected` was not taken yet
+        self._before: Mark = None  # of the source, when the first of `collected` was not taken yet
         self._count = 0
         self._exhausted = False
 
     def advance(self) -> KeyedItem:
         """Returns the next group; its key is its number. What was collected when the source would block is kept."""
-        while len(self._collected) < self._nb_items and not self._exhausted:
-            if not self._collected and self._source.can_resume:
-                self._before = self._source.position()
-            try:
-                self._collected.append(self._source.advance()[1])
-            except StopIteration:
-                self._exhausted = True
-        items, self._collected = self._collected, []
+        items = self._collected
+        try:
+            while len(items) < self._nb_items and not self._exhausted:
+                if not items:
+                    self._before = self._source.mark()
+                self._source.advance_into(items, self._nb_items - len(items))
+        except StopIteration:
+            self._exhausted = True
+        self._collected = []
         if not items or (len(items) < self._nb_items and self._discard_not_full):
             raise StopIteration
-        key, self._count = (self._count,), self._count + 1
+        key, self._count = self.share.key(self._count), self._count + 1
         flat = [one for item in items for one in (cast("list[Item]", item) if isinstance(item, list) else [item])]
         return key, flat if self._collate is None else without_signals(self._collate, flat)
 
-    def position(self) -> State:
+    def mark(self) -> Mark:
         """Returns the number of the next group and where the source stood before it."""
-        source: Any = self._before if self._collected else self._source.position()
-        return {"stage": self.stage, "count": self._count, "source": source}
+        return self._count, self._before if self._collected else self._source.mark()
+
+    def position_at(self, mark: Mark) -> State:
+        """Spells that out."""
+        count, source = mark
+        return {"stage": self.stage, "count": count, "source": self._source.position_at(source)}
 
     def go_to(self, position: State) -> None:
         """Goes there."""
@@ -70,7 +75,24 @@ class BatchIterator(SequenceIterator):
 
 
 class BatchRecipe(StageRecipe):
-    """The recipe of `SequenceBatch`; see there."""
+    """One batch of every `batch_size` items.
+
+    Each item must be a batch itself: a single sample is a batch of one, `{"image": image[None], "target": [target]}`.
+    What is batch-wide at the source is kept once, unless a function gave it one value for each sample or values that
+    differ.
+
+    Args:
+        source_split: gives the items; the elements of one that is a list count as one item, and are all batched.
+        batch_size: number of items.
+        discard_batch_not_full: whether a smaller last batch is dropped.
+        collate_fn: makes the batch of the list of items, or None to give the list. By default the features of the
+            dicts become tensors on the CPU, joined on axis 0.
+
+    Raises:
+        ValueError: `batch_size` is below 1; or, while iterating, the features joined by default differ in length, which
+            is what becomes of samples without a batch axis, unless the first axes of all of them are as long.
+        TypeError: `batch_size` is not an int.
+    """
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trw_pipeline.batches.collate import default_collate_fn
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, without_signals
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, Mark, SequenceIterator, State, without_signals
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe
 from trw_pipeline.typing import Item
@@ -29,9 +29,13 @@ class CollateIterator(SequenceIterator):
         key, item = self._source.advance()
         return key, without_signals(self._collate, item)
 
-    def position(self) -> State:
+    def mark(self) -> Mark:
+        """Returns the mark of the source."""
+        return self._source.mark()
+
+    def position_at(self, mark: Mark) -> State:
         """Returns the position of the source."""
-        return {"stage": self.stage, "source": self._source.position()}
+        return {"stage": self.stage, "source": self._source.position_at(mark)}
 
     def go_to(self, position: State) -> None:
         """Goes there."""
@@ -40,7 +44,14 @@ class CollateIterator(SequenceIterator):
 
 
 class CollateRecipe(StageRecipe):
-    """The recipe of `SequenceCollate`; see there."""
+    """Every item as a dict of tensors on a device.
+
+    Args:
+        source_split: gives dicts, or lists of dicts, which are joined on axis 0.
+        collate_fn: called as `collate_fn(item, device=device)`.
+        device: where the tensors go; None is the CPU. The batch is copied there when it is asked for, by whoever asks;
+            `prefetch(device=...)` after a `collate()` copies while the device computes.
+    """
 
     def __init__(
         self, source_split: Recipe, collate_fn: Callable[..., Item] = default_collate_fn, device: Any = None

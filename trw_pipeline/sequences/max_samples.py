@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State
+from trw_pipeline.sequences.iterator import Epoch, KeyedItem, Mark, SequenceIterator, State
 from trw_pipeline.sequences.rebatch import SampleCursor
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, check_count
@@ -28,6 +28,11 @@ class Leftover:
         cursor, state = self._cursor, self._state
         self._cursor = self._state = None
         self._newest += 1
+        if cursor is not None and cursor.source.take_changes():
+            # What is on its way was made by a function that is no more: it is made again.
+            state = cursor.position_at(cursor.mark())
+            cursor.source.close()
+            cursor = None
         if cursor is None:
             cursor = make()
             if state is None:
@@ -44,7 +49,7 @@ class Leftover:
 
     def position(self) -> State | None:
         """Returns where the next epoch will begin, or None for the start of the source."""
-        return self._state if self._cursor is None else self._cursor.position()
+        return self._state if self._cursor is None else self._cursor.position_at(self._cursor.mark())
 
     def replace(self, state: State | None) -> None:
         """Makes the next epoch begin there. What epochs that are open leave is not kept any more."""
@@ -82,6 +87,7 @@ class MaxSamplesIterator(SequenceIterator):
         self._count = 0
         self._leftover = leftover
         self._number = number
+        self._closed_at: Mark = None
         self._give_back_at_end()
 
     def _give_back_at_end(self) -> None:
@@ -106,7 +112,7 @@ class MaxSamplesIterator(SequenceIterator):
             self._give_back()
             raise
         self._given += nb_samples
-        key, self._count = (self._count,), self._count + 1
+        key, self._count = self.share.key(self._count), self._count + 1
         return key, part
 
     def _next_part(self) -> tuple[Any, int]:
@@ -123,18 +129,25 @@ class MaxSamplesIterator(SequenceIterator):
 
     def close(self) -> None:
         """Gives the source back; it stays open for the next epoch."""
+        if not self._closed:
+            self._closed_at = self.mark()  # the next epoch takes the source further
         self._closed = True
         self._given = self._max_samples
         self._give_back()
 
-    def position(self) -> State:
-        """Returns what was given and where the source stands."""
+    def mark(self) -> Mark:
+        """Returns what was given, and where in which pass over the source the epoch stands."""
+        return self._closed_at or (self._count, self._given, self._goes_on, self._cursor, self._cursor.mark())
+
+    def position_at(self, mark: Mark) -> State:
+        """Returns what was given and where the source stood."""
+        count, given, goes_on, cursor, place = mark
         return {
             "stage": self.stage,
-            "count": self._count,
-            "given": self._given,
-            "goes_on": self._goes_on,
-            "cursor": self._cursor.position(),
+            "count": count,
+            "given": given,
+            "goes_on": goes_on,
+            "cursor": cursor.position_at(place),
         }
 
     def go_to(self, position: State) -> None:
@@ -149,7 +162,16 @@ class MaxSamplesIterator(SequenceIterator):
 
 
 class MaxSamplesRecipe(StageRecipe):
-    """The recipe of `SequenceMaxSamples`; see there."""
+    """Epochs of at most `max_samples` that go on where the one before stopped.
+
+    Of a source of 25 samples, `max_samples(10)` makes epochs of 10, 10 and 5; then the source starts again, newly
+    shuffled. An epoch that is given up hands on the rest of the source too. Of several open at once, only the one
+    opened last hands on what it leaves.
+
+    Args:
+        source_split: gives batches; one that crosses the limit is cut, and its rest comes first in the next epoch.
+        max_samples: number of samples.
+    """
 
     def __init__(self, source_split: Recipe, max_samples: int) -> None:
         super().__init__(source_split, max_samples=check_count("max_samples", max_samples))

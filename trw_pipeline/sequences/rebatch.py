@@ -8,9 +8,17 @@ from typing import Any, cast
 
 from trw_pipeline.batches.collate import default_collate_list_of_dicts
 from trw_pipeline.batches.length import holds_samples, len_batch, per_sample_features
-from trw_pipeline.batches.parts import take
+from trw_pipeline.batches.parts import cut
 from trw_pipeline.sequences.batch import BatchRecipe
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, State, check_parts, without_signals
+from trw_pipeline.sequences.iterator import (
+    Epoch,
+    KeyedItem,
+    Mark,
+    SequenceIterator,
+    State,
+    check_parts,
+    without_signals,
+)
 from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.sequences.stage import StageRecipe, batch_wide_kept, check_count
 from trw_pipeline.typing import Batch, Item
@@ -28,9 +36,9 @@ class SampleCursor:
         self.source = source
         self.is_exhausted = False
         self._shared_features = shared_features
-        self._use({}, 0)
+        self._use({}, [], 0)
         self._offset = 0
-        self._before: State | None = None  # of the source, when `batch` was not taken yet
+        self._before: Mark = None  # of the source, when `batch` was not taken yet
 
     def take(self, nb_samples: int) -> tuple[Batch, int]:
         """Returns the next samples, at most `nb_samples` and all of one batch of the source, and their number.
@@ -44,10 +52,10 @@ class SampleCursor:
             self._read()
         start = self._offset
         self._offset = min(start + nb_samples, self._length)
-        return take(self._batch, start, self._offset, self._shared_features), self._offset - start
+        return cut(self._batch, self._names, start, self._offset), self._offset - start
 
     def _read(self) -> None:
-        before = self.source.position() if self.source.can_resume else None
+        before = self.source.mark()
         try:
             item = self.source.advance()[1]
         except StopIteration:
@@ -61,30 +69,36 @@ class SampleCursor:
         # Beyond the end of the batch before: after a restart, so many samples of this one were taken already.
         self._offset -= self._length
         self._before = before
-        self._use(cast("Mapping[str, Any]", item), len(item[names[0]]))
+        self._use(cast("Mapping[str, Any]", item), names, len(item[names[0]]))
 
-    def _use(self, batch: Mapping[str, Any], length: int) -> None:
+    def _use(self, batch: Mapping[str, Any], names: list[str], length: int) -> None:
         self._batch = batch
+        self._names = names  # of the features that have one value for each sample
         self._length = length
 
-    def position(self) -> State:
+    def mark(self) -> Mark:
         """Returns where the source stood before the batch that is being read, and how much of that was taken.
 
         A source whose results come in any order might give another batch first: there the rest of the batch itself.
         """
         if self._offset >= self._length:
-            return {"source": self.source.position(), "offset": self._offset - self._length, "rest": None}
+            return self.source.mark(), self._offset - self._length, None
         if self.source.is_reproducible:
-            return {"source": self._before, "offset": self._offset, "rest": None}
-        rest = take(self._batch, self._offset, self._length, self._shared_features)
-        return {"source": self.source.position(), "offset": 0, "rest": [rest, self._length - self._offset]}
+            return self._before, self._offset, None
+        rest = cut(self._batch, self._names, self._offset, self._length)
+        return self.source.mark(), 0, [rest, self._length - self._offset]
+
+    def position_at(self, mark: Mark) -> State:
+        """Spells that out."""
+        source, offset, rest = mark
+        return {"source": self.source.position_at(source), "offset": offset, "rest": rest}
 
     def go_to(self, position: State) -> None:
         """Goes there. The batch that was being read is made again, none before it."""
         check_parts("the state of a cursor", position, source=Mapping, offset=int, rest=(list, tuple, type(None)))
         self.source.go_to(position["source"])
         batch, length = position["rest"] or ({}, 0)
-        self._use(batch, length)
+        self._use(batch, per_sample_features(batch, self._shared_features), length)
         self._offset = position["offset"]
 
 
@@ -116,14 +130,14 @@ class ReBatchIterator(SequenceIterator):
         self._collate = collate
         self._parts: list[Batch] = []
         self._missing = batch_size
-        self._before: State | None = None
+        self._before: Mark = None
         self._count = 0
 
     def advance(self) -> KeyedItem:
         """Returns the next batch; its key is its number. Parts collected when the source would block are kept."""
         while self._missing and not self._cursor.is_exhausted:
-            if not self._parts and self.can_resume:
-                self._before = self._cursor.position()
+            if not self._parts:
+                self._before = self._cursor.mark()
             try:
                 part, nb_samples = self._cursor.take(self._missing)
             except StopIteration:
@@ -134,13 +148,17 @@ class ReBatchIterator(SequenceIterator):
         self._parts, self._missing = [], self._batch_size
         if not parts or (missing and self._discard_not_full):
             raise StopIteration
-        key, self._count = (self._count,), self._count + 1
+        key, self._count = self.share.key(self._count), self._count + 1
         return key, parts if self._collate is None else without_signals(self._collate, parts)
 
-    def position(self) -> State:
+    def mark(self) -> Mark:
         """Returns the number of the next batch and where its first sample is."""
-        cursor: Any = self._before if self._parts else self._cursor.position()
-        return {"stage": self.stage, "count": self._count, "cursor": cursor}
+        return self._count, self._before if self._parts else self._cursor.mark()
+
+    def position_at(self, mark: Mark) -> State:
+        """Spells that out."""
+        count, cursor = mark
+        return {"stage": self.stage, "count": count, "cursor": self._cursor.position_at(cursor)}
 
     def go_to(self, position: State) -> None:
         """Goes there."""
@@ -175,12 +193,17 @@ class SubBatchIterator(SequenceIterator):
         part, nb_samples = self._cursor.take(self._batch_size)
         while self._discard_not_full and nb_samples < self._batch_size:
             part, nb_samples = self._cursor.take(self._batch_size)
-        key, self._count = (self._count,), self._count + 1
+        key, self._count = self.share.key(self._count), self._count + 1
         return key, part
 
-    def position(self) -> State:
+    def mark(self) -> Mark:
         """Returns the number of the next part and where it begins."""
-        return {"stage": self.stage, "count": self._count, "cursor": self._cursor.position()}
+        return self._count, self._cursor.mark()
+
+    def position_at(self, mark: Mark) -> State:
+        """Spells that out."""
+        count, cursor = mark
+        return {"stage": self.stage, "count": count, "cursor": self._cursor.position_at(cursor)}
 
     def go_to(self, position: State) -> None:
         """Goes there."""
@@ -190,7 +213,15 @@ class SubBatchIterator(SequenceIterator):
 
 
 class ReBatchRecipe(BatchRecipe):
-    """The recipe of `SequenceReBatch`, which takes the arguments of `SequenceBatch`; see there."""
+    """Batches of one size, split and merged from batches of any size.
+
+    Args:
+        source_split: gives batches; those without samples are passed over.
+        batch_size: number of samples.
+        discard_batch_not_full: whether a smaller last batch is dropped.
+        collate_fn: makes the batch of the list of its parts, or None to give the list. By default what is batch-wide in
+            the split stays so; a number or text that a function added to a batch becomes one for each sample.
+    """
 
     def open_epoch(self, epoch: Epoch) -> SequenceIterator:
         """Opens an epoch."""
@@ -209,7 +240,13 @@ class ReBatchRecipe(BatchRecipe):
 
 
 class SubBatchRecipe(StageRecipe):
-    """The recipe of `SequenceSubBatch`; see there."""
+    """Parts of batches; two batches are never merged, so the last part of each may be smaller.
+
+    Args:
+        source_split: gives batches.
+        batch_size: at most so many samples in a part.
+        discard_batch_not_full: whether smaller parts are dropped.
+    """
 
     def __init__(self, source_split: Recipe, batch_size: int, discard_batch_not_full: bool = False) -> None:
         super().__init__(

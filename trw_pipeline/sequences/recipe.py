@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
+import textwrap
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +17,15 @@ from trw_pipeline.executors.failures import Failure
 from trw_pipeline.executors.private_copy import private_copy
 from trw_pipeline.seeding import fresh_seed
 from trw_pipeline.sequences.iterator import Epoch, PlainIterator, SequenceIterator, State, check_parts
+from trw_pipeline.sequences.share import WHOLE, Share
+from trw_pipeline.sequences.watch import Watch
+from trw_pipeline.sequences.watched import Watched
 from trw_pipeline.typing import Item
 
 STATE_FORMAT = 1
 
 
-class Recipe(ABC):
+class Recipe(Watched):
     """A recipe for the items of an epoch, perhaps over another recipe.
 
     Args:
@@ -31,6 +36,7 @@ class Recipe(ABC):
     shared_features: tuple[str, ...] = ()
     batch_wide_features: tuple[str, ...] = ()
     _seed: int | None = None
+    _seed_is_given = False
     _next_epoch: int = 0
     _cursor: Iterator[Item] | None = None
     _is_closed = False
@@ -42,32 +48,70 @@ class Recipe(ABC):
     def __iter__(self) -> Iterator[Item]:
         """Opens the next epoch, independent of every other that is open."""
 
+    def __aiter__(self) -> AsyncIterator[Item]:
+        """Opens the next epoch for a task of an event loop: `async for item in sequence`; see `AsyncEpoch`."""
+        from trw_pipeline.sequences.async_iteration import AsyncEpoch  # noqa: PLC0415 (asyncio is heavy to import)
+
+        iterator = iter(self)
+        if not isinstance(iterator, SequenceIterator):
+            iterator = PlainIterator(iterator, type(self).__name__)
+        return AsyncEpoch(iterator)
+
     def open_epoch(self, epoch: Epoch) -> SequenceIterator:
         """Opens an epoch for the stage above."""
         self.check_open()
         self.set_epoch(epoch.number)
-        return PlainIterator(iter(self), type(self).__name__)
+        return PlainIterator(iter(self), type(self).__name__, self.share)
 
     @property
-    def source(self) -> Recipe | None:
-        """The recipe below, or None."""
-        return self.source_split if isinstance(self.source_split, Recipe) else None
+    def sources(self) -> tuple[Recipe, ...]:
+        """The recipes right below: none of a source, several where chains meet."""
+        return (self.source_split,) if isinstance(self.source_split, Recipe) else ()
 
     @property
     def number(self) -> int:
-        """Number of the stage in the chain; the source is 0. It keys the stage's random numbers."""
-        return 0 if self.source is None else self.source.number + 1
+        """Number of the stage in the chain; a source is 0. It keys the stage's random numbers."""
+        return max((source.number + 1 for source in self.sources), default=0)
+
+    @property
+    def share(self) -> Share:
+        """What this process gets of the samples: all, unless they are dealt out to several ranks."""
+        return next((source.share for source in self.sources), WHOLE)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether every pass over an epoch gives the same items in the same order. A source of a user's is trusted."""
+        return all(source.is_reproducible for source in self.sources)
 
     # Seed and epochs
 
     @property
     def seed(self) -> int:
-        """Seed of the chain: given by `with_seed`, or drawn when it is first needed."""
-        if self.source is not None:
-            return self.source.seed
-        if self._seed is None:
-            self._seed = fresh_seed()
-        return self._seed
+        """Seed of the chain: given by `with_seed`, or drawn when it is first needed.
+
+        Raises:
+            ValueError: it was not given, and each of several ranks would draw its own.
+        """
+        keeper = self.seed_keeper
+        if self.share.world_size > 1 and not keeper.seed_is_given:
+            raise ValueError(f"all ranks must have one seed, this is {self.share}: give it by with_seed(seed)")
+        if keeper._seed is None:
+            keeper._seed = keeper.first_seed()
+        return keeper._seed
+
+    @property
+    def seed_keeper(self) -> Recipe:
+        """The recipe that keeps the seed of the chain: its source, or the last place where chains meet."""
+        return self.sources[0].seed_keeper if len(self.sources) == 1 else self
+
+    def first_seed(self) -> int:
+        """Returns the seed of a chain to which none was given."""
+        return fresh_seed()
+
+    @property
+    def seed_is_given(self) -> bool:
+        """Whether the seed that this recipe keeps was given, and not drawn."""
+        return self._seed_is_given
 
     def with_seed(self, seed: int) -> Self:
         """Returns a chain like this one, with workers of its own, whose random numbers all follow from `seed`.
@@ -76,18 +120,31 @@ class Recipe(ABC):
             TypeError: `seed` is not an integer.
         """
         seed = check_integer("seed", seed)
-        if self.source is not None:
-            return self.over(self.source.with_seed(seed))
+        if self.seed_keeper is not self:
+            return self.over(self.sources[0].with_seed(seed))
         other = self.over(self.source_split)
-        other._seed = seed
+        other._seed, other._seed_is_given = seed, True
         return other
+
+    def keep_seed(self, of: Recipe) -> Self:
+        """Gives this source the seed of another chain, and returns it."""
+        self._seed, self._seed_is_given = of.seed, of.seed_keeper._seed_is_given
+        return self
+
+    def like_this(self) -> Self:
+        """Returns a chain like this one, with workers of its own."""
+        return self.with_seed(self.seed)
 
     def over(self, source: Any) -> Self:
         """Returns a sequence like this one over another source."""
         other = copy.copy(self)
         other.source_split = source
-        other._cursor = None
+        other._cursor = other._watch = None
         return other
+
+    def over_each(self, change: Callable[[Any], Any]) -> Self:
+        """Returns a sequence like this one over what `change` makes of each of its sources."""
+        return self.over(change(self.sources[0]))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0.
@@ -97,8 +154,8 @@ class Recipe(ABC):
             ValueError: it is negative.
         """
         self._next_epoch = check_epoch(epoch)
-        if self.source is not None:
-            self.source.set_epoch(epoch)
+        for source in self.sources:
+            source.set_epoch(epoch)
 
     # The documented cursor: one position that belongs to the sequence itself
 
@@ -158,11 +215,7 @@ class Recipe(ABC):
     @property
     def failures(self) -> list[Failure]:
         """The samples that were skipped, here and in the stages before, in the epoch opened last."""
-        return [] if self.source is None else self.source.failures
-
-    def statistics(self) -> dict[str, dict[str, int | float]]:
-        """Returns, by the name of each stage with workers, the figures of `JobExecutor.statistics`."""
-        return {} if self.source is None else self.source.statistics()
+        return [failure for source in self.sources for failure in source.failures]
 
     def close(self) -> None:
         """Closes the chain: its open epochs end, and what its stages own (workers, a reservoir) is freed. Idempotent.
@@ -176,8 +229,8 @@ class Recipe(ABC):
 
     def release(self) -> None:
         """Frees what this stage and those before it own; called when the chain is closed, here or above. Idempotent."""
-        if self.source is not None:
-            self.source.release()
+        for source in self.sources:
+            source.release()
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`."""
@@ -219,6 +272,7 @@ class EngineRecipe(Recipe):
     _newest: SequenceIterator | None = None
     _newest_epoch: int = 0
     _resume: State | None = None
+    _before_newest: tuple[int, State | None] | None = None
 
     def __init__(self, source_split: Recipe | None, **arguments: Any) -> None:
         super().__init__(source_split)
@@ -231,16 +285,31 @@ class EngineRecipe(Recipe):
 
     def __iter__(self) -> SequenceIterator:
         self.check_open()
-        # An abandoned epoch gives its workers back first, so that the new one can have them.
-        self._newest = None
-        number, resume = self._next_epoch, self._resume
+        self._abandon_newest()
+        self._before_newest = number, resume = self._next_epoch, self._resume
         self._next_epoch, self._resume = number + 1, None
         iterator = self.open_epoch(Epoch(self.seed, number))
         self._opened.add(iterator)
         if resume is not None:
             iterator.go_to(resume)
         self._newest, self._newest_epoch = iterator, number
+        self._watch = Watch(self, self._watch)
+        iterator.watch(self._watch)
         return iterator
+
+    def _abandon_newest(self) -> None:
+        """Drops the newest epoch: if nobody else holds it, its workers are free for the next one.
+
+        If nothing was taken of it either, it does not count: some loops open an epoch to see whether that is possible.
+        """
+        before, self._before_newest = self._before_newest, None
+        newest, self._newest = self._newest, None
+        if newest is None or before is None or not newest.is_untouched:
+            return
+        held = weakref.ref(newest)
+        del newest
+        if held() is None:
+            self._next_epoch, self._resume = before
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the epoch that the next `iter()` opens; else it counts up from 0.
@@ -255,13 +324,20 @@ class EngineRecipe(Recipe):
         if epoch != self._next_epoch:
             self._resume = None
         self._next_epoch = epoch
+        self._before_newest = None
 
     def over(self, source: Any, **changes: Any) -> Self:
         """Returns a sequence like this one over another source, with workers of its own."""
-        below = {} if source is None else {"source_split": source}
-        other = type(self)(**below, **{**self._arguments, **changes})
+        below = () if source is None else (source,)
+        other = type(self)(*below, **{**self._arguments, **changes})
         other._next_epoch = self._next_epoch
         return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A deep copy, here or in another process, is a chain like this one, before the same epoch."""
+        below = () if self.source_split is None else (self.source_split,)
+        attributes = {name: getattr(self, name) for name in KEPT_BY_COPIES if hasattr(self, name)}
+        return _made_again, (type(self), below, self._arguments, attributes)
 
     def state_dict(self) -> State:
         """Returns seed, number of the epoch and position in it, as plain data that stays as it is.
@@ -300,31 +376,32 @@ class EngineRecipe(Recipe):
         if state["epoch"] < 0:
             raise CheckpointError(f"the state is damaged: 'epoch' can not be {state['epoch']}")
         state = private_copy(dict(state))
-        root: Recipe = self
-        while root.source is not None:
-            root = root.source
-        root._seed = state["seed"]
+        keeper = self.seed_keeper
+        keeper._seed, keeper._seed_is_given = state["seed"], True
         self.set_epoch(state["epoch"])
         self._resume = state["position"]
         self._newest = None
         self.load_held_state(state["held"])
 
-    def chain(self) -> list[str]:
-        """Returns the kinds of the stages, from this one down to the source."""
-        below = self.source
-        names = below.chain() if isinstance(below, EngineRecipe) else [] if below is None else [type(below).__name__]
-        return [type(self).__name__, *names]
+    def chain(self) -> list[Any]:
+        """Returns the kinds of the stages, from this one down to the source; where chains meet, a list for each."""
+        below = [s.chain() if isinstance(s, EngineRecipe) else [type(s).__name__] for s in self.sources]
+        return [type(self).__name__, *(below[0] if len(below) == 1 else below)]
 
     def held_state(self) -> list[State | None]:
-        """Returns what each stage keeps between epochs, from this one down to the source."""
-        below = self.source.held_state() if isinstance(self.source, EngineRecipe) else []
-        return [self.kept_state(), *below]
+        """Returns what each stage keeps between epochs, from this one down to the source, chain after chain."""
+        below = [s.held_state() for s in self.sources if isinstance(s, EngineRecipe)]
+        return [self.kept_state(), *itertools.chain.from_iterable(below)]
 
     def load_held_state(self, states: list[State | None]) -> None:
         """Gives each stage back what it kept between epochs."""
         self.load_kept_state(states[0])
-        if isinstance(self.source, EngineRecipe):
-            self.source.load_held_state(states[1:])
+        rest = states[1:]
+        for source in self.sources:
+            if isinstance(source, EngineRecipe):
+                nb_stages = len(source.held_state())
+                source.load_held_state(rest[:nb_stages])
+                rest = rest[nb_stages:]
 
     def kept_state(self) -> State | None:
         """Returns what this stage keeps between epochs, or None."""
@@ -345,9 +422,20 @@ class EngineRecipe(Recipe):
         super().close()
 
     def __repr__(self) -> str:
-        below = "" if self.source is None else f"{self.source!r}\n"
-        return f"{below}{'' if self.source is None else '  .'}{self.describe_stage()}"
+        """Shows the chain, one stage a line; what joins it from the side comes after the stage that it joins."""
+        first, *others = self.sources or (None,)
+        if first is None:
+            return self.describe_stage()
+        beside = "".join(f"\n{textwrap.indent(repr(other), '    ')}" for other in others)
+        return f"{first!r}\n  .{self.describe_stage()}{' with' if others else ''}{beside}"
 
-    def describe_stage(self) -> str:
-        """Returns this stage as one line."""
-        return type(self).__name__
+
+KEPT_BY_COPIES = ("_seed", "_seed_is_given", "_share", "_next_epoch", "_resume")
+
+
+def _made_again(
+    kind: type[EngineRecipe], below: tuple[Any, ...], arguments: dict[str, Any], attributes: dict[str, Any]
+) -> EngineRecipe:
+    made = kind(*below, **arguments)
+    vars(made).update(attributes)
+    return made

@@ -1,338 +1,395 @@
 """The engine of `SequenceAsyncReservoir`: results are kept and served again while workers make fresh ones.
 
-    source ──▶ jobs ──▶ workers ──▶ finished ──▶ reservoir (the newest `max_samples` results) ──▶ epoch: a snapshot
-               └─────────── only at the start of an epoch ──────────┘
+    source ──▶ jobs ──▶ workers ──▶ finished ──▶ entries ──▶ epochs draw
+               └── at the start of an epoch; or, continuously, in a thread of its own ──┘
 
-The reservoir belongs to the sequence and outlives epochs; an epoch draws from a snapshot, so it does not change under
-it.
+The reservoir outlives epochs. With `replacement="epoch"` it is driven by who waits for an epoch to begin, and the epoch
+draws from a snapshot, so it does not change under it. `continuous_reservoir.py` has the other way.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Unpack
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from trw_pipeline.errors import ClosedError, ExecutorError, WouldBlock
-from trw_pipeline.executors.failures import Failure, FailureLog
+from trw_pipeline.errors import ExecutorError, WouldBlock
+from trw_pipeline.executors.bell import Bell
+from trw_pipeline.executors.compressed import Compressed, ReusedBuffers
+from trw_pipeline.executors.failures import FailureLog
 from trw_pipeline.executors.job_executor import JobExecutor
 from trw_pipeline.executors.private_copy import private_copy
-from trw_pipeline.seeding import job_seed
-from trw_pipeline.sequences.iterator import Epoch, KeyedItem, SequenceIterator, next_of, without_signals
-from trw_pipeline.sequences.job_options import JobOptions, lender_of
-from trw_pipeline.sequences.map import uid_of
-from trw_pipeline.sequences.recipe import Recipe
-from trw_pipeline.sequences.samplers import Sampler, drawn_rows
-from trw_pipeline.sequences.stage import StageRecipe, check_count, check_sampler, order_of
-from trw_pipeline.typing import Function, Item
+from trw_pipeline.sequences.iterator import SequenceIterator, State
+from trw_pipeline.sequences.lender import ExecutorLender
+from trw_pipeline.sequences.reservoir_entries import Entries, Entry, View, size_of
+from trw_pipeline.sequences.reservoir_options import ReservoirRules
+from trw_pipeline.sequences.reservoir_source import EndlessSource, Origin, open_passes
+from trw_pipeline.sequences.reservoir_state import EntryMark, ReservoirMark, SavedItems, seed_of
+from trw_pipeline.sequences.share import Share
+from trw_pipeline.typing import Item, Key
+
+
+class Sent(NamedTuple):
+    """A job that is under way.
+
+    Attributes:
+        order: how many were sent before it.
+        origin: where its item came from.
+        saved: the entry that it makes again, or None.
+    """
+
+    order: int
+    origin: Origin
+    saved: State | None
+
+
+@dataclass(slots=True)
+class Intake:
+    """How many results are still to enter before an epoch begins: at least, and at most."""
+
+    least: int
+    most: float
 
 
 class Reservoir:
-    """The newest results of a function over an endless source.
+    """Results of a function over an endless source.
 
     Args:
-        open_source: opens one pass over the source; called again, with the next number, when it ends.
-        executor: runs the function.
-        max_samples: number of results kept; a new one pushes out the oldest.
-        min_samples: number of results without which no epoch starts.
+        open_source: opens the source for a pass of a number.
+        lender: lends the executor, for as long as the reservoir lives.
+        rules: what it lives by.
         seed: of the chain.
         number: of the stage in the chain.
+        share: what this process gets of the samples at the source.
+        loaded: a position, whose entries are made again before anything else.
+
+    Attributes:
+        entries: what it holds.
+        can_resume: whether it has a position, and whether that leads back to the same items.
+
+    Raises:
+        CheckpointError: `loaded` is damaged.
     """
 
     def __init__(
         self,
         open_source: Callable[[int], SequenceIterator],
-        executor: JobExecutor,
-        max_samples: int,
-        min_samples: int,
+        lender: ExecutorLender,
+        rules: ReservoirRules,
         seed: int,
         number: int,
+        share: Share,
+        loaded: State | None = None,
     ) -> None:
-        self.executor = executor
-        self.results: deque[Item] = deque(maxlen=max_samples)
-        self._open_source = open_source
-        self._min_samples = min_samples
-        self._seed = seed
-        self._number = number
-        self._pass = 0
-        self._source = open_source(0)
-        self._taken_in_pass = 0
-        self._longest_pass = 0
-        self.is_closed = False
+        self.rules = rules
+        self.share = share
+        self.entries = Entries(rules)
+        self._seed = seed if loaded is None else seed_of(loaded)
+        self._open_pass = open_passes(open_source, self._seed, number)
+        self._loaded = loaded
+        self._source: EndlessSource | None = None
+        self._again: SavedItems | None = None
+        if loaded is None:
+            self._source = EndlessSource(self._open_pass)
+        else:
+            self._again = SavedItems(self._open_pass, loaded["entries"])
+        self.can_resume = self._source is None or (
+            self._source.iterator.can_resume and self._source.iterator.has_stable_keys
+        )
+        self.is_filled = False if loaded is None else loaded["is_filled"]
+        self._made_again: list[tuple[Entry, int]] = []
+        self._nb_sent = 0
+        self._sent: dict[int, Sent] = {}  # ticket -> what is under way, the oldest first
+        self._done: dict[int, tuple[int, Key]] = {}  # order -> what was taken in while an older one is under way
         self._fruitless = 0  # jobs in a row that failed or gave nothing
-        self.begin_epoch()
+        self._intake: Intake | None = None
+        self.waiting: tuple[Entry, Sent] | None = None  # a result for which there is no room yet
+        self._buffers = ReusedBuffers()
+        self._nb_jobs = 0
+        self._lender = lender
+        self.executor = lender.borrow()
+        weakref.finalize(self, lender.give_back, self.executor).atexit = False
+        self.log = FailureLog(self.executor.log.on_error, self.executor.log.max_failures)
+
+    # What an epoch asks for
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the sequence was closed."""
+        return self._lender.is_closed
 
     def begin_epoch(self) -> None:
-        """Starts to count failures anew."""
-        self.log = FailureLog(self.executor.log.on_error, self.executor.log.max_failures)
+        """Starts to count failures anew, and sends what has changed of the functions, for the jobs to come."""
+        self.take_changes()
+        self.log = FailureLog(self.log.on_error, self.log.max_failures)
         self._nb_jobs = 0
+
+    def take_changes(self) -> bool:
+        """Sends functions again that have changed; whether items on their way are of old ones."""
+        is_old = self.executor.send_function()
+        return (self._source is not None and self._source.iterator.take_changes()) or is_old
+
+    @property
+    def source(self) -> SequenceIterator | None:
+        """The pass over the source that is open, or None while saved results are made again."""
+        return None if self._source is None else self._source.iterator
 
     def executors(self) -> list[JobExecutor]:
         """Returns ours and those of the source."""
-        return [*self._source.executors(), self.executor]
+        return [*(self._again or self._the_source().iterator).executors(), self.executor]
+
+    def bells(self) -> list[Bell]:
+        """Returns those of the source."""
+        return (self._again or self._the_source().iterator).bells()
 
     def refresh(self) -> None:
-        """Takes in what has finished, and sends jobs in its place; more than once only below `min_samples`.
+        """Takes in what has finished, and sends jobs in its place; more than once only if results are missing.
 
         Raises:
-            WouldBlock: there are not `min_samples` results yet.
-            ValueError: the source is empty.
+            WouldBlock: results are missing.
+            ValueError: the source is empty, or the bounds contradict one another.
             ExecutorError: every job of a whole pass over the source failed or gave nothing.
         """
-        came = self._receive_all()
-        while (self.fill() or came) and len(self.results) < self._min_samples:
-            came = self._receive_all()
-        if len(self.results) < self._min_samples:
-            raise WouldBlock(f"{len(self.results)} of min_reservoir_samples={self._min_samples} results are there")
+        self.make_again()
+        intake = self._intake = self._intake or self._new_intake()
+        came = self._receive_all(intake)
+        while (self.fill() or came) and intake.least > 0:
+            came = self._receive_all(intake)
+        if intake.least > 0:
+            raise WouldBlock(f"{intake.least} results are missing; {len(self.entries)} are there")
+        self._intake = None
+        self.is_filled = True
+        self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Names what was skipped."""
         self.log.finish(self._nb_jobs)
+
+    def view(self, length: int | None = None) -> View:
+        """Returns what an epoch draws from that begins now: what is there, or slots, of which there are `length`."""
+        snapshot = None if self.rules.is_continuous else self.entries.by_age()
+        nb = len(self.entries) if snapshot is None else len(snapshot)
+        return View(self.entries, snapshot, nb if length is None else length, self._opened)
+
+    def _opened(self, entry: Entry) -> Item:
+        value = entry.value
+        return value.open(self._buffers) if isinstance(value, Compressed) else private_copy(value)
+
+    def note_draw(self) -> None:
+        """Nothing to do: nobody waits for room."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an epoch can begin without waiting, where results enter all the time."""
+        return self._again is None and self.is_filled
+
+    def step(self) -> bool:
+        """Takes in what has finished, as far as there is room, and sends jobs; whether it did anything.
+
+        Where results enter all the time, instead of `refresh`.
+        """
+        try:
+            self.make_again()
+        except WouldBlock:
+            return False
+        moved = False
+        while self._take_one_in():
+            moved = True
+            self.is_filled = self.is_filled or len(self.entries) >= self.rules.min_samples
+        return self.fill() or moved
+
+    def _take_one_in(self) -> bool:
+        if self.waiting is not None:
+            return self._enter(*self.waiting)
+        if not self.executor.poll():
+            return False
+        self._receive()
+        return self.waiting is None
+
+    def _new_intake(self) -> Intake:
+        rules = self.rules
+        missing = 0 if self.is_filled else max(0, rules.min_samples - len(self.entries))
+        if rules.is_deterministic:
+            nb = (rules.max_entering or 0) if self.is_filled else missing
+            return Intake(nb, nb)
+        return Intake(missing, math.inf if rules.max_entering is None else max(missing, rules.max_entering))
+
+    # Jobs
 
     def fill(self) -> bool:
         """Sends jobs while there is room and the source has items ready; True if one was sent."""
-        sent = False
+        if self._again is not None:
+            return False
+        source, sent = self._the_source(), False
         while self._has_room():
             try:
-                key, item = self._source.advance()
+                origin, item = source.take()
             except WouldBlock:
                 break
-            except StopIteration:
-                self._next_pass()
-                continue
-            seed = job_seed(self._seed, self._pass, self._number, key)
-            self.executor.put(item, timeout=0, key=key, uid=uid_of(item), seed=seed)
-            self._taken_in_pass += 1
+            self._put(origin, item, None)
             sent = True
             if self.executor.max_jobs_at_once == 0 and self.executor.poll():
                 break  # without a bound, an endless source would be read for ever
         return sent
 
+    def _put(self, origin: Origin, item: Item, saved: State | None) -> None:
+        key = origin.key
+        ticket = self.executor.put(item, timeout=0, key=key, uid=origin.uid, seed=origin.of.seed(key))
+        self._sent[ticket] = Sent(self._nb_sent, origin, saved)
+        self._nb_sent += 1
+
     def _has_room(self) -> bool:
         limit = self.executor.max_jobs_at_once  # here it bounds what waits to be taken in too
+        if limit == 0 and self.executor.is_ready():
+            return False
         return self.executor.has_room() and (limit == 0 or self.executor.nb_in_flight < limit)
-
-    def _next_pass(self) -> None:
-        if not self._taken_in_pass:
-            raise ValueError("the source of async_reservoir is empty: it gave no item in a whole pass")
-        self._longest_pass = max(self._longest_pass, self._taken_in_pass)
-        self._taken_in_pass = 0
-        self._pass += 1
-        self._source.close()
-        self._source = self._open_source(self._pass)
-
-    def nb_stages_with_background_jobs(self) -> int:
-        """Returns the number of stages of the source with unfinished or undelivered jobs."""
-        return self._source.has_background_jobs + self._source.nb_sources_with_background_jobs()
-
-    def _receive_all(self) -> bool:
-        came = False
-        while self.executor.poll():
-            self._receive()
-            came = True
-        return came
-
-    def _receive(self) -> None:
-        result = self.executor.next_result(timeout=0)
-        self._nb_jobs += 1
-        if result.error is not None:
-            self.log.add(result.error)
-        if result.error is not None or (isinstance(result.value, list) and not result.value):
-            self._fruitless += 1
-            if self._longest_pass and self._fruitless >= self._longest_pass:
-                raise ExecutorError(
-                    f"the last {self._fruitless} jobs of async_reservoir, a whole pass over its source, failed or gave "
-                    "nothing"
-                ) from result.error
-            return
-        self._fruitless = 0
-        self.results.append(result.value)
-
-    def close(self) -> None:
-        """Ends the workers and the pass that is open."""
-        self.is_closed = True
-        self._source.close()
-        self.executor.close()
-
-
-class ReservoirIterator(SequenceIterator):
-    """One epoch: draws from a snapshot of the reservoir.
-
-    Args:
-        reservoir: is refreshed before the first item.
-        sampler: which results are drawn, and how many at a time; None draws each once, the oldest first.
-        collate: called with each list of drawn results, or None.
-        max_items: the epoch ends after so many draws of a result, or None.
-        epoch: keys the order.
-        number: of the stage in the chain.
-    """
-
-    stage = "async_reservoir"
-
-    def __init__(
-        self,
-        reservoir: Reservoir,
-        sampler: Sampler | None,
-        collate: Callable[[list[Item]], Item] | None,
-        max_items: int | None,
-        epoch: Epoch,
-        number: int,
-    ) -> None:
-        super().__init__()
-        self.can_resume = self.is_reproducible = self.has_stable_keys = False
-        self._reservoir = reservoir
-        self._sampler = sampler
-        self._collate = collate
-        self._max_items = max_items
-        self._epoch = epoch
-        self._number = number
-        self._has_begun = False
-        self._snapshot: list[Item] = []
-        self._order: Iterator[Any] | None = None
-        self._nb_drawn = 0
-        self._count = 0
-
-    def executors(self) -> list[JobExecutor]:
-        """Returns those of the reservoir until the epoch has begun; after that nothing has to be waited for."""
-        return self._reservoir.executors() if self._order is None else []
-
-    def fill(self) -> bool:
-        """Sends jobs of the reservoir; its source hands them out as far as it can."""
-        return self._reservoir.fill()
 
     @property
     def has_background_jobs(self) -> bool:
-        """Whether jobs of the reservoir are in flight."""
-        return self._reservoir.executor.nb_in_flight > 0
+        """Whether jobs are under way."""
+        return self.executor.nb_in_flight > 0
 
-    def nb_sources_with_background_jobs(self) -> int:
-        """Returns the number of stages below with unfinished or undelivered jobs."""
-        return self._reservoir.nb_stages_with_background_jobs()
+    def nb_stages_with_background_jobs(self) -> int:
+        """Returns the number of stages of the source with unfinished or undelivered jobs."""
+        if self._source is None:
+            return 0
+        iterator = self._source.iterator
+        return iterator.has_background_jobs + iterator.nb_sources_with_background_jobs()
 
-    def advance(self) -> KeyedItem:
-        """Returns the next drawn results, copied: what is done to them does not change the reservoir."""
-        if self._reservoir.is_closed:
-            raise ClosedError("the reservoir was closed before this epoch was over")
-        if not self._has_begun:
-            self._reservoir.begin_epoch()
-            self._has_begun = True
-        if self._order is None:
-            self._reservoir.refresh()
-            self._snapshot = list(self._reservoir.results)
-            self._order = self._new_order()
-        if self._max_items is not None and self._nb_drawn >= self._max_items:
-            raise StopIteration
-        indices = drawn_rows("results to draw", next_of(self._order, type(self._sampler).__name__), len(self._snapshot))
-        if self._max_items is not None:
-            indices = indices[: self._max_items - self._nb_drawn]
-        self._nb_drawn += len(indices)
-        results = [private_copy(self._snapshot[index]) for index in indices]
-        key, self._count = (self._count,), self._count + 1
-        return key, results if self._collate is None else without_signals(self._collate, results)
+    def _the_source(self) -> EndlessSource:
+        if self._source is None:
+            assert self._loaded is not None, "it was opened with a position"
+            self._source = EndlessSource(self._open_pass, self._loaded["after"])
+        return self._source
 
-    def _new_order(self) -> Iterator[Any]:
-        if self._sampler is None:
-            return iter(range(len(self._snapshot)))
-        return order_of(self._sampler, self._snapshot, self._epoch.seed, self._epoch.number, self._number, "order")
+    # Results
 
+    def _receive_all(self, intake: Intake) -> bool:
+        came = False
+        while intake.most > 0 and self.executor.poll():
+            came = True
+            if self._receive():
+                intake.least -= 1
+                intake.most -= 1
+        return came
 
-def as_drawn(result: Item) -> list[list[Item]]:
-    """Returns the one draw that a reservoir makes of a result, in a list for `map` to unroll; none of an empty one."""
-    return [] if isinstance(result, list) and not result else [[result]]
+    def _receive(self) -> bool:
+        """Takes in a result that is ready; whether it entered."""
+        result = self.executor.next_result(timeout=0)
+        sent = self._sent.pop(result.ticket)
+        self._nb_jobs += 1
+        if result.error is None and not (isinstance(result.value, list) and not result.value):
+            self._fruitless = 0
+            entry = self._entry(sent.origin, result.value)
+            if sent.saved is None:
+                return self._enter(entry, sent)
+            entry.served = sent.saved["served"]
+            self._made_again.append((entry, sent.saved["age"]))
+            return False
+        if sent.saved is None:
+            self._note_done(sent)
+        if result.error is not None:
+            self.log.add(result.error)
+        if sent.saved is None:
+            self._note_fruitless(result.error)
+        return False
 
+    def _entry(self, origin: Origin, value: Any) -> Entry:
+        if self.rules.comes_in_arena and not isinstance(value, Compressed):
+            # What is kept would fill the shared memory, and all that comes later would travel more slowly.
+            value = private_copy(value, "result")
+        return Entry(origin, value, size_of(value))
 
-def remove_nested_list(items: Item) -> Item:
-    """Takes one level off a list that holds nothing but one list."""
-    return items[0] if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list) else items
+    def _enter(self, entry: Entry, sent: Sent) -> bool:
+        """Takes a result in if there is room, else keeps it waiting."""
+        nb = len(self.entries)
+        self.waiting = entry, sent  # before it is tried: who draws meanwhile has to know that somebody waits
+        try:
+            if not self.entries.add(entry):
+                self._check_bytes(nb)
+                return False
+        except ValueError:
+            self.waiting = None
+            self._note_done(sent)
+            raise
+        self.waiting = None
+        self._note_done(sent)
+        self._check_bytes(nb)
+        return True
 
-
-class ReservoirRecipe(StageRecipe):
-    """The recipe of `SequenceAsyncReservoir`; see there."""
-
-    def __init__(
-        self,
-        source_split: Recipe,
-        max_reservoir_samples: int,
-        function_to_run: Function | list[Function],
-        min_reservoir_samples: int = 1,
-        nb_workers: int = 1,
-        max_jobs_at_once: int | None = None,
-        reservoir_sampler: Sampler | None = None,
-        collate_fn: Callable[..., Item] | None = remove_nested_list,
-        maximum_number_of_samples_per_epoch: int | None = None,
-        **options: Unpack[JobOptions],
-    ) -> None:
-        super().__init__(
-            source_split,
-            max_reservoir_samples=check_count("max_reservoir_samples", max_reservoir_samples),
-            function_to_run=function_to_run,
-            min_reservoir_samples=check_count("min_reservoir_samples", min_reservoir_samples),
-            nb_workers=check_count("nb_workers", nb_workers),
-            max_jobs_at_once=max_jobs_at_once,
-            reservoir_sampler=reservoir_sampler,
-            collate_fn=collate_fn,
-            maximum_number_of_samples_per_epoch=maximum_number_of_samples_per_epoch,
-            **options,
-        )
-        if min_reservoir_samples > max_reservoir_samples:
+    def _check_bytes(self, nb_before: int) -> None:
+        """Raises ValueError if the first epoch can never start."""
+        if not self.is_filled and nb_before < self.rules.min_samples and len(self.entries) <= nb_before:
+            self.waiting = None
             raise ValueError(
-                f"min_reservoir_samples must be at most max_reservoir_samples={max_reservoir_samples}, "
-                f"got {min_reservoir_samples}"
+                f"max_reservoir_bytes must have room for min_reservoir_samples={self.rules.min_samples} results, got "
+                f"{self.rules.max_bytes} bytes, and {nb_before} results take {self.entries.nb_bytes}"
             )
-        if maximum_number_of_samples_per_epoch is not None:
-            check_count("maximum_number_of_samples_per_epoch", maximum_number_of_samples_per_epoch)
-        if reservoir_sampler is not None:
-            check_sampler("reservoir_sampler", reservoir_sampler)
-        options.setdefault("in_order", False)
-        bound = nb_workers if max_jobs_at_once is None else max_jobs_at_once
-        self._lender = lender_of(nb_workers, function_to_run, bound, None, options)
-        self._reservoir: Reservoir | None = None
 
-    def open_epoch(self, epoch: Epoch) -> SequenceIterator:
-        """Opens an epoch; with the first one the workers start."""
-        self.check_open()
-        given, source = self._arguments, self.source_split
-        if self._reservoir is None:
-            self._reservoir = Reservoir(
-                lambda number: source.open_epoch(Epoch(epoch.seed, number)),
-                self._lender.borrow(),
-                given["max_reservoir_samples"],
-                given["min_reservoir_samples"],
-                epoch.seed,
-                self.number,
-            )
-        return ReservoirIterator(
-            self._reservoir,
-            given["reservoir_sampler"],
-            given["collate_fn"],
-            given["maximum_number_of_samples_per_epoch"],
-            epoch,
-            self.number,
+    def _note_done(self, sent: Sent) -> None:
+        """Remembers what was taken in before an older one, which is where a saved position will begin."""
+        oldest = next(iter(self._sent.values()), None)
+        if oldest is not None and sent.order > oldest.order:
+            self._done[sent.order] = sent.origin.name
+        else:
+            self._done = {order: name for order, name in self._done.items() if order > sent.order}
+
+    def _note_fruitless(self, error: Exception | None) -> None:
+        self._fruitless += 1
+        longest = self._the_source().longest_pass
+        if longest and self._fruitless >= longest:
+            raise ExecutorError(
+                f"the last {self._fruitless} jobs of async_reservoir, a whole pass over its source, failed or gave "
+                "nothing"
+            ) from error
+
+    # Positions
+
+    def make_again(self) -> None:
+        """Makes what was loaded, and sends jobs for what comes next; raises WouldBlock until it is there."""
+        again = self._again
+        if again is None:
+            return
+        moved, are_all_sent = True, False
+        while moved:
+            moved = False
+            while self._has_room():
+                try:
+                    self._put(*again.take())
+                    moved = True
+                except StopIteration:
+                    are_all_sent = True
+                    break
+                except WouldBlock:
+                    break
+            while self._sent and self.executor.poll():
+                self._receive()
+                moved = True
+        if not are_all_sent or self._sent:
+            raise WouldBlock(f"{len(self._made_again)} saved results are made again")
+        self.entries.put_back(self._made_again)
+        self._made_again, self._again = [], None
+        self.fill()
+
+    def mark(self) -> ReservoirMark | State:
+        """Returns what is to be saved; what was loaded, as long as that is not made again."""
+        if self._again is not None:
+            assert self._loaded is not None, "it is made again from that"
+            return self._loaded
+        entries, source = self.entries, self._the_source()
+        not_in = [*([] if self.waiting is None else [self.waiting[1]]), *list(self._sent.values())[:1]]
+        oldest = min(not_in, default=None)
+        return ReservoirMark(
+            self._seed,
+            [EntryMark(entry.origin, entry.served, entries.age(entry)) for entry in entries.by_age()],
+            source.mark(None if oldest is None else oldest.origin, self._done.values()),
+            self.is_filled,
         )
 
-    def reservoir_size(self) -> int:
-        """Returns the number of results in the reservoir now."""
-        return 0 if self._reservoir is None else len(self._reservoir.results)
-
-    def __len__(self) -> int:
-        raise TypeError("the length of async_reservoir is not known: it serves what its workers have finished")
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The samples that were skipped, here and in the stages before, in the epoch opened last."""
-        return [*super().failures, *([] if self._reservoir is None else self._reservoir.log.failures)]
-
-    def statistics(self) -> dict[str, dict[str, int | float]]:
-        """Returns, by the name of each stage with workers, the figures of `JobExecutor.statistics`, and `size`."""
-        figures = {**self._lender.statistics(), "size": self.reservoir_size()}
-        return {**super().statistics(), f"{self.number}:{self._lender.name}": figures}
-
-    def release(self) -> None:
-        """Ends the workers, empties the reservoir, and frees what the stages before own. Idempotent."""
-        reservoir, self._reservoir = self._reservoir, None
-        if reservoir is not None:
-            reservoir.close()
-        self._lender.close()
-        super().release()
-
-    def describe_stage(self) -> str:
-        """Returns this stage as one line."""
-        kept = self._arguments["max_reservoir_samples"]
-        return f"async_reservoir({kept} results of {self._lender.name}, {self._lender.workers})"
+    def close_source(self) -> None:
+        """Closes the pass that is open."""
+        for one in (self._again, self._source):
+            if one is not None:
+                one.close()

@@ -7,13 +7,13 @@ import inspect
 import numbers
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from trw_pipeline.batches.length import holds_samples, len_batch
+from trw_pipeline.batches.length import holds_samples, is_stored, len_batch
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 """Numbers of samples, shape (n,)."""
@@ -196,7 +196,7 @@ class SamplerRandom(Sampler):
             order = self.rng.integers(nb_samples, size=self._nb_drawn(), dtype=np.int64)
         else:
             order = self.rng.permutation(nb_samples).astype(np.int64, copy=False)
-        return _in_batches(order, self.batch_size)
+        return in_batches(order, self.batch_size)
 
     def __len__(self) -> int:
         return _nb_batches(self._nb_drawn(), self.batch_size)
@@ -233,7 +233,7 @@ class SamplerSubsetRandom(Sampler):
 
     def __iter__(self) -> Iterator[int | Indices]:
         self._nb_samples()
-        return _in_batches(self.rng.permutation(self.indices), 1)
+        return in_batches(self.rng.permutation(self.indices), 1)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -316,7 +316,7 @@ class SamplerClassResampling(Sampler):
         cached = self._cache.get(self.class_name)
         if cached is not None and self.reuse_class_frequencies_across_epochs:
             known, length, rows_of_classes = cached
-            if feature is known and len(feature) == length:
+            if feature is known and len_batch(feature) == length:
                 return rows_of_classes
         classes = _integers(self.class_name, feature)
         _, counts = np.unique(classes, return_counts=True)
@@ -328,7 +328,7 @@ class SamplerClassResampling(Sampler):
     def __iter__(self) -> Iterator[int | Indices]:
         rows_of_classes, nb_draws = self._classes(), self._nb_draws_of_class()
         draws = [rows[self.rng.integers(len(rows), size=nb_draws)] for rows in rows_of_classes]
-        return _in_batches(self.rng.permutation(np.concatenate(draws)), self.batch_size)
+        return in_batches(self.rng.permutation(np.concatenate(draws)), self.batch_size)
 
     def __len__(self) -> int:
         return _nb_batches(self._nb_draws_of_class() * len(self._classes()), self.batch_size)
@@ -342,7 +342,8 @@ class SamplerClassResampling(Sampler):
         return self._rows_of_classes
 
 
-def _in_batches(order: Indices, batch_size: int) -> Iterator[int | Indices]:
+def in_batches(order: Indices, batch_size: int) -> Iterator[int | Indices]:
+    """Returns the elements of an epoch that draws samples in this order, see `Sampler`."""
     if batch_size == 1:
         return map(int, order)
     return (order[start : start + batch_size] for start in range(0, len(order), batch_size))
@@ -373,7 +374,7 @@ def _integers(name: str, value: Any) -> npt.NDArray[np.integer[Any]]:
     if not holds_samples(value):
         raise ValueError(f"feature {name!r} must be a list, array or tensor of integers, got {type(value).__name__}")
     try:
-        array = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+        array = np.asarray(value.cpu() if hasattr(value, "cpu") else value[:] if is_stored(value) else value)
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"feature {name!r} must hold one integer for each sample") from error
     # NumPy makes floats of an empty list
@@ -391,10 +392,25 @@ def drawn_rows(name: str, drawn: Any, nb_samples: int) -> Indices:
         TypeError: the numbers are not integers; a boolean mask is refused too.
         ValueError: a number is negative or not below `nb_samples`; or the shape is not (n,).
     """
+    if type(drawn) is int and 0 <= drawn < nb_samples:
+        return np.array([drawn], dtype=np.int64)
+    # Many in one pass, where a negative number is a large unsigned one. What comes then tells what is wrong.
+    if type(drawn) is np.ndarray and drawn.dtype == np.int64 and drawn.ndim == 1:
+        indices = cast("Indices", drawn)
+        if indices.view(np.uint64).max(initial=0) < nb_samples:
+            return indices
     rows = row_numbers(name, [drawn] if np.ndim(drawn) == 0 else drawn)
     if len(rows) and rows.max() >= nb_samples:
         raise ValueError(f"{name} must be below the number of samples, {nb_samples}, got {rows.max()}")
     return rows
+
+
+def all_drawn_rows(name: str, elements: Iterable[Any], nb_samples: int) -> Indices:
+    """Reads all that a sampler draws in an epoch as one int64 array of shape (n,); raises what `drawn_rows` does."""
+    drawn = list(elements)
+    if set(map(type, drawn)) <= {int}:
+        return drawn_rows(name, np.array(drawn, dtype=np.int64), nb_samples)
+    return np.concatenate([drawn_rows(name, element, nb_samples) for element in drawn])
 
 
 def row_numbers(name: str, value: Any) -> Indices:

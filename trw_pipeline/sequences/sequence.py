@@ -1,33 +1,48 @@
-"""Every recipe of the algebra, and the verbs that chain them.
+"""Every sequence of the algebra, and the verbs that chain them.
 
-A `Sequence` says how to make the items of an epoch and holds no position; its iterator is a position in one epoch. A
-recipe's working parts stand beside its engine, in a file of their own (`map.py`, `batch.py`, ...); here they meet the
-verbs, because each needs the other: `map` makes a `SequenceMap`, which is a `Sequence`.
+A `Sequence` says how to make the items of an epoch and holds no position; its iterator is a position in one epoch. What
+a sequence does, and what its arguments mean, stands with its recipe in a file of its own (`map.py`, `batch.py`, ...);
+here the recipes meet the verbs, because each needs the other: `map` makes a `SequenceMap`, which is a `Sequence`.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from trw_pipeline.batches.collate import default_collate_fn, default_collate_list_of_dicts
 from trw_pipeline.batches.length import len_batch
-from trw_pipeline.batches.parts import take
+from trw_pipeline.batches.parts import joined_rows, take
+from trw_pipeline.executors.compression import CodecName, Compression
 from trw_pipeline.executors.function import MappedFunction
-from trw_pipeline.sequences.array import ArrayRecipe, joined_rows, rows_with
+from trw_pipeline.sequences.array import ArrayRecipe, rows_with
+from trw_pipeline.sequences.async_reservoir import ReservoirRecipe, as_drawn, remove_nested_list
 from trw_pipeline.sequences.batch import BatchRecipe
+from trw_pipeline.sequences.cache import CacheRecipe
 from trw_pipeline.sequences.collate import CollateRecipe
+from trw_pipeline.sequences.dataset import DatasetRecipe
+from trw_pipeline.sequences.iterable import IterableRecipe
 from trw_pipeline.sequences.iterator import Epoch
 from trw_pipeline.sequences.job_options import JobOptions
 from trw_pipeline.sequences.map import MapRecipe
 from trw_pipeline.sequences.max_samples import MaxSamplesRecipe
+from trw_pipeline.sequences.mix import End, MixRecipe
+from trw_pipeline.sequences.prefetch import PrefetchRecipe
 from trw_pipeline.sequences.rebatch import ReBatchRecipe, SubBatchRecipe
 from trw_pipeline.sequences.recipe import EngineRecipe, Recipe
-from trw_pipeline.sequences.reservoir import ReservoirRecipe, as_drawn, remove_nested_list
+from trw_pipeline.sequences.reservoir_options import ReservoirOptions
 from trw_pipeline.sequences.samplers import Sampler, SamplerSequential
+from trw_pipeline.sequences.shard import ShardRecipe
+from trw_pipeline.sequences.share import Remainder
+from trw_pipeline.sequences.shuffle import ShuffleRecipe
 from trw_pipeline.sequences.stage import check_count
-from trw_pipeline.typing import Batch, Function, Item
+from trw_pipeline.sequences.zip import ZipRecipe
+from trw_pipeline.typing import Batch, Function, Item, NbWorkers
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
 
 
 class Sequence(Recipe):
@@ -47,7 +62,7 @@ class Sequence(Recipe):
     def map(
         self,
         function_to_run: Function | list[Function],
-        nb_workers: int = 0,
+        nb_workers: NbWorkers = 0,
         max_jobs_at_once: int | None = None,
         worker_post_process_results_fun: Callable[..., Any] | None = None,
         queue_timeout: float = 0.1,
@@ -94,17 +109,42 @@ class Sequence(Recipe):
         """Ends each epoch after at most `max_samples`, and goes on from there; see `SequenceMaxSamples`."""
         return SequenceMaxSamples(self, max_samples)
 
+    def shuffle(self, buffer_size: int) -> SequenceShuffle:
+        """Draws items at random from a buffer of the next `buffer_size`; see `SequenceShuffle`."""
+        return SequenceShuffle(self, buffer_size)
+
+    def cache(
+        self,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        compression: CodecName | Literal["auto"] | Compression | None = None,
+        max_bytes: int = 4 * 1024**3,
+    ) -> SequenceCache:
+        """Keeps what this map makes, and serves it in later epochs; see `SequenceCache` for the arguments."""
+        return SequenceCache(self, folder=folder, compression=compression, max_bytes=max_bytes)
+
+    def zip(self, *others: Sequence, strict: bool = True) -> SequenceZip:
+        """Puts the features of others beside ours; see `SequenceZip`."""
+        return SequenceZip([self, *others], strict=strict)
+
+    def mix(self, *others: Sequence, weights: Iterable[float] | None = None, end: End = "all") -> SequenceMix:
+        """Draws items of this sequence and of others at random; see `SequenceMix`.
+
+        Weights are in the order of reading: ours first, then those of the others.
+        """
+        return SequenceMix([self, *others], weights=weights, end=end)
+
     def async_reservoir(
         self,
         max_reservoir_samples: int,
         function_to_run: Function | list[Function],
         min_reservoir_samples: int = 1,
-        nb_workers: int = 1,
+        nb_workers: NbWorkers = 1,
         max_jobs_at_once: int | None = None,
         reservoir_sampler: Sampler | None = None,
         collate_fn: Callable[..., Item] | None = remove_nested_list,
         maximum_number_of_samples_per_epoch: int | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[ReservoirOptions],
     ) -> SequenceAsyncReservoir:
         """Serves results again while workers make fresh ones; see `SequenceAsyncReservoir` for the arguments.
 
@@ -126,6 +166,34 @@ class Sequence(Recipe):
     def collate(self, collate_fn: Callable[..., Item] = default_collate_fn, device: Any = None) -> SequenceCollate:
         """Makes a dict of tensors on `device` of every item; see `SequenceCollate` for the arguments."""
         return SequenceCollate(self, collate_fn, device)
+
+    def prefetch(self, nb_batches: int, device: Any = None) -> SequencePrefetch:
+        """Makes batches ready ahead in a thread, and on `device`; see `SequencePrefetch` for the arguments."""
+        return SequencePrefetch(self, nb_batches, device)
+
+    def shard(
+        self, rank: int | None = None, world_size: int | None = None, *, remainder: Remainder = "keep"
+    ) -> Sequence:
+        """Deals out the samples of each epoch to several ranks, before any work is done; see `SequenceShard`.
+
+        Wherever it is called, it acts at the source of the chain: each rank makes its own samples alone, batches them
+        by itself, and has a reservoir of its own. Over a `SequenceArray` every rank draws the same order of an epoch,
+        takes every `world_size`-th sample of it, as `torch.utils.data.DistributedSampler` does, and leaves the other
+        rows unread; what its sampler draws as a batch is dealt out sample by sample. A source of your own is read to
+        its end by every rank, and every `world_size`-th of its items is kept.
+
+            >>> train = SequenceArray({"x": [1, 2, 3, 4, 5]}, SamplerSequential()).with_seed(0).batch(2)
+            >>> [[batch["x"].tolist() for batch in train.shard(rank, 2)] for rank in (0, 1)]
+            [[[1, 3], [5]], [[2, 4]]]
+
+        The numbers of samples differ by at most one, or by none with `remainder="pad"` or `"drop"`; so do those of
+        batches, unless a function gives none or several items of a sample, one that fails is skipped, or a reservoir
+        serves what has come in. Several ranks need one seed, by `with_seed`. Rank and number of ranks come, by default,
+        from `torch.distributed` or the environment.
+        """
+        if not self.sources:
+            return SequenceShard(self, rank, world_size, remainder=remainder)
+        return self.over_each(lambda source: source.shard(rank, world_size, remainder=remainder))
 
     def subsample(self, nb_samples: int) -> Sequence:
         """Returns a sequence of `nb_samples` samples, or of all if there are fewer, made in this process.
@@ -154,6 +222,12 @@ class Sequence(Recipe):
         smaller = self._array_of(iter(rows))
         return smaller.subsample_uids(wanted, uids_name, new_sampler) if rows else smaller
 
+    def to_dataset(self) -> IterableDataset[Item]:
+        """Returns the items as a dataset for `DataLoader(dataset, batch_size=None)`; see `SequenceDataset`."""
+        from trw_pipeline.sequences.torch_dataset import SequenceDataset  # noqa: PLC0415 (imports torch)
+
+        return SequenceDataset(self)
+
     def _an_epoch(self) -> Iterator[Batch]:
         if isinstance(self, EngineRecipe):  # without counting it
             return self.open_epoch(Epoch(self.seed, self._next_epoch))
@@ -163,152 +237,71 @@ class Sequence(Recipe):
         parts = [take(batch, row, row + 1, self.shared_features) for batch, row in rows]
         split = joined_rows(parts, self.shared_features)
         smaller = SequenceArray(split, SamplerSequential(), sample_uid_name=None, shared_features=self.shared_features)
-        smaller._seed = self.seed
-        return smaller
+        return smaller.keep_seed(self)
 
 
 class SequenceArray(ArrayRecipe, Sequence):
-    """Batches of rows of arrays, tensors and lists.
+    __doc__ = ArrayRecipe.__doc__
 
-    Args:
-        split: feature name -> array or tensor (N, ...), or list of length N; anything else is batch-wide. Not modified.
-            A batch holds copies of its rows, but batch-wide values themselves.
-        sampler: which rows make a batch, and in which order; by default each once in random order, one at a time.
-        transforms: a function batch -> batch, or a list of them, run in this process. One may take `rng`.
-        use_advanced_indexing: rows are copied into the batch. If False, a feature comes as a list of references to its
-            rows: nothing is copied, which pays for large rows, but writing into them changes the split.
-        sample_uid_name: name of the feature that identifies samples; added as 0..N-1 where missing; None for none.
-        shared_features: names of arrays, tensors and lists that belong to the whole split.
 
-    Raises:
-        ValueError: a feature has not one row for each sample, or none has.
-        TypeError: `split` is not a mapping.
-    """
+class SequenceDataset(DatasetRecipe, Sequence):
+    __doc__ = DatasetRecipe.__doc__
+
+
+class SequenceIterable(IterableRecipe, Sequence):
+    __doc__ = IterableRecipe.__doc__
 
 
 class SequenceMap(MapRecipe, Sequence):
-    """Results of a function over the items of a sequence.
-
-    The function returns one item, or a list, each element of which becomes an item (an empty one gives none). None is a
-    failure. It receives a copy: what it does in place changes neither the source nor another sample, with workers or
-    without. What it returns is a copy too, but from threads, which hand results over as they are: there a function must
-    not keep what it returned and write into it again. Before each call `random`, `numpy.random` and torch are seeded
-    from the chain's seed, the epoch, the stage and the item's place at its source, so results do not depend on the
-    number of workers; in threads the global generators belong to everybody, and only the generator that the function
-    may take as `rng` is reproducible. Without workers they are exchanged for the time of a job and then put back as
-    they were: two chains without workers that are read by two threads disturb each other, and there too only `rng` is
-    reproducible.
-
-    Args:
-        source_split: gives the items.
-        nb_workers: number of workers; 0 runs the function in this process.
-        function_to_run: the function, or a list of functions, each of which gets the result of the one before.
-        max_jobs_at_once: how many items may be pulled and not delivered; 0 is no limit, None two for each worker.
-        worker_post_process_results_fun: see `JobExecutor`.
-        queue_timeout: accepted as documented, without effect: nothing here waits by polling.
-        preprocess_fn: `preprocess_fn(item, source=sequence)`, in this process, before the item is sent.
-        collate_fn: `collate_fn(item, source=sequence)`, in this process, on every item delivered.
-        **options: see `trw_pipeline.JobOptions`.
-
-    Raises:
-        ValueError: an argument out of range.
-        TypeError: an argument of a wrong kind.
-    """
+    __doc__ = MapRecipe.__doc__
 
 
 class SequenceBatch(BatchRecipe, Sequence):
-    """One batch of every `batch_size` items.
-
-    Each item must be a batch itself: a single sample is a batch of one, `{"image": image[None], "target": [target]}`.
-    What is batch-wide at the source is kept once, unless a function gave it one value for each sample or values that
-    differ.
-
-    Args:
-        source_split: gives the items; the elements of one that is a list count as one item, and are all batched.
-        batch_size: number of items.
-        discard_batch_not_full: whether a smaller last batch is dropped.
-        collate_fn: makes the batch of the list of items, or None to give the list. By default the features of the
-            dicts become tensors on the CPU, joined on axis 0.
-
-    Raises:
-        ValueError: `batch_size` is below 1; or, while iterating, the features joined by default differ in length, which
-            is what becomes of samples without a batch axis.
-        TypeError: `batch_size` is not an int.
-    """
+    __doc__ = BatchRecipe.__doc__
 
 
 class SequenceReBatch(ReBatchRecipe, Sequence):
-    """Batches of one size, split and merged from batches of any size.
-
-    Args:
-        source_split: gives batches; those without samples are passed over.
-        batch_size: number of samples.
-        discard_batch_not_full: whether a smaller last batch is dropped.
-        collate_fn: makes the batch of the list of its parts, or None to give the list. By default what is batch-wide in
-            the split stays so; a number or text that a function added to a batch becomes one for each sample.
-    """
+    __doc__ = ReBatchRecipe.__doc__
 
 
 class SequenceSubBatch(SubBatchRecipe, Sequence):
-    """Parts of batches; two batches are never merged, so the last part of each may be smaller.
-
-    Args:
-        source_split: gives batches.
-        batch_size: at most so many samples in a part.
-        discard_batch_not_full: whether smaller parts are dropped.
-    """
+    __doc__ = SubBatchRecipe.__doc__
 
 
 class SequenceMaxSamples(MaxSamplesRecipe, Sequence):
-    """Epochs of at most `max_samples` that go on where the one before stopped.
+    __doc__ = MaxSamplesRecipe.__doc__
 
-    Of a source of 25 samples, `max_samples(10)` makes epochs of 10, 10 and 5; then the source starts again, newly
-    shuffled. An epoch that is given up hands on the rest of the source too. Of several open at once, only the one
-    opened last hands on what it leaves.
 
-    Args:
-        source_split: gives batches; one that crosses the limit is cut, and its rest comes first in the next epoch.
-        max_samples: number of samples.
-    """
+class SequenceShuffle(ShuffleRecipe, Sequence):
+    __doc__ = ShuffleRecipe.__doc__
+
+
+class SequenceZip(ZipRecipe, Sequence):
+    __doc__ = ZipRecipe.__doc__
+
+
+class SequenceMix(MixRecipe, Sequence):
+    __doc__ = MixRecipe.__doc__
+
+
+class SequenceCache(CacheRecipe, Sequence):
+    __doc__ = CacheRecipe.__doc__
 
 
 class SequenceCollate(CollateRecipe, Sequence):
-    """Every item as a dict of tensors on a device.
+    __doc__ = CollateRecipe.__doc__
 
-    Args:
-        source_split: gives dicts, or lists of dicts, which are joined on axis 0.
-        collate_fn: called as `collate_fn(item, device=device)`.
-        device: where the tensors go; None is the CPU.
-    """
+
+class SequencePrefetch(PrefetchRecipe, Sequence):
+    __doc__ = PrefetchRecipe.__doc__
+
+
+class SequenceShard(ShardRecipe, Sequence):
+    __doc__ = ShardRecipe.__doc__
 
 
 class SequenceAsyncReservoir(ReservoirRecipe, Sequence):
-    """Keeps the newest results of a function and serves them again while workers make fresh ones.
-
-    Results enter at the start of an epoch, and jobs are sent in their place; during an epoch the content is constant.
-    One epoch is one pass over what is in the reservoir when it starts. The first one starts when
-    `min_reservoir_samples` are in: with 1, the default, the first epochs are short, down to a single result. When the
-    source ends it starts again, newly shuffled. An epoch that is given up empties nothing. Which results are in at an
-    epoch depends on how fast they were made.
-
-    Args:
-        source_split: gives the items for the function.
-        max_reservoir_samples: number of results kept; a new one pushes out the oldest.
-        function_to_run: as in `SequenceMap`; a list is one result.
-        min_reservoir_samples: number of results without which no epoch starts; a source with fewer repeats itself.
-        nb_workers: at least 1.
-        max_jobs_at_once: number of jobs in flight, finished ones included, so the number of results that can be
-            replaced between two epochs. 0 is no limit. None is the number of workers, which renews a large reservoir
-            slowly: give it a number, such as an eighth of `max_reservoir_samples`.
-        reservoir_sampler: which results are drawn, how many at a time; None draws each once, the oldest first.
-        collate_fn: called with the list of results of each draw; by default a list of one list loses one level. None
-            gives the list.
-        maximum_number_of_samples_per_epoch: an epoch ends after so many draws of a result.
-        **options: see `trw_pipeline.JobOptions`.
-
-    Raises:
-        ValueError: an argument out of range.
-    """
+    __doc__ = ReservoirRecipe.__doc__
 
     def subsample(self, nb_samples: int) -> Sequence:
         """Returns a sequence that makes `nb_samples` samples, or all, once in each epoch, in this process.
@@ -328,7 +321,10 @@ class SequenceAsyncReservoir(ReservoirRecipe, Sequence):
         given = self._arguments
         function, sampler = given["function_to_run"], given["reservoir_sampler"]
         functions = [function] if callable(function) else list(function)
-        options: Any = {name: given[name] for name in JobOptions.__annotations__ if name in given}
+        # There is nothing to compress: none is kept.
+        options: Any = {
+            name: given[name] for name in JobOptions.__annotations__ if name in given.keys() - {"compression"}
+        }
         options.update(in_order=True, name=given.get("name") or MappedFunction(functions).name)
         draws = source.map([*functions, as_drawn], **options)
         return draws.batch(1 if sampler is None else sampler.get_batch_size(), collate_fn=given["collate_fn"])

@@ -85,12 +85,12 @@ def order_of(sampler: Sampler, data_source: Any, *entropy: object) -> Iterator[A
     """Returns what a sampler draws from a data source in one epoch, keyed by `entropy`. The sampler stays as it is."""
     sampler = copy.copy(sampler)
     seed = job_seed(*entropy)
+    if "rng" in inspect.signature(sampler.initializer).parameters:
+        # The global generators are left alone: a thread that feeds a reservoir opens passes at any moment.
+        sampler.initializer(data_source, rng=generator(seed))
+        return iter(sampler)
     # A user's own sampler has the documented `initializer(data_source)`, and draws from the global generators.
-    takes_rng = "rng" in inspect.signature(sampler.initializer).parameters
     with seeded_globals(seed):
-        if takes_rng:
-            sampler.initializer(data_source, rng=generator(seed))
-            return iter(sampler)
         sampler.initializer(data_source)
         return iter(list(sampler))
 
@@ -101,6 +101,8 @@ def batch_wide_kept(batches: Any, batch_wide: tuple[str, ...], shared_features: 
     These are the shared ones, and what is batch-wide at the source, unless a mapped function gave it one value for each
     sample, or values that differ.
     """
+    if not batch_wide:
+        return shared_features
     flat = [one for item in batches for one in (cast("list[Any]", item) if isinstance(item, list) else [item])]
 
     def is_one_value(name: str) -> bool:

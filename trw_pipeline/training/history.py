@@ -15,17 +15,14 @@ Every split with samples has the output `overall_loss` with the metric `loss`, a
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from trw_pipeline.batches.device import to_value
-from trw_pipeline.outputs.output import LossTerm, Output, Summand, Totals
+from trw_pipeline.outputs.output import LossTerm, Output
+from trw_pipeline.training.gathering import Gatherer, gatherer_for, read_each, to_host
 
 SplitHistory: TypeAlias = dict[str, dict[str, float]]
 """Output -> metric -> value."""
@@ -55,8 +52,10 @@ class SplitMeter:
 
     def __init__(self) -> None:
         self.nb_samples = 0
-        self._loss = _Mean()
-        self._terms: dict[str, dict[str, _Gatherer]] = {}
+        self._loss = gatherer_for(0.0, OVERALL_LOSS)
+        self._terms: dict[str, dict[str, Gatherer]] = {}
+        self._pending: dict[str, Any] = {}  # output -> states of values that have not come yet
+        self._figures: SplitHistory | None = None  # of a split that was saved, perhaps, after its last batch
 
     def add(self, terms: Mapping[str, LossTerm], loss: torch.Tensor | float, nb_samples: int) -> None:
         """Take in one batch, without reading a value from the device.
@@ -77,10 +76,16 @@ class SplitMeter:
                 if output in (OVERALL_LOSS, INFO):
                     raise ValueError(f"an output must not be called {output!r}: the history uses the name itself")
                 gatherers = self._terms[output] = {}
+            head: Output | None = term.get(Output.output_ref_tag)
+            fleeting = () if head is None else head.fleeting
             for name, value in term.items():
+                if name in fleeting:
+                    continue
                 gatherer = gatherers.get(name)
                 if gatherer is None:
-                    gatherer = gatherers[name] = _gatherer_for(value, f"{output!r}/{name!r}")
+                    gatherer = gatherers[name] = gatherer_for(value, f"{output!r}/{name!r}")
+                    if name in self._pending.get(output, ()):
+                        gatherer.load(self._pending[output].pop(name), value)
                 gatherer.add(value, nb_samples)
 
     def read(self) -> tuple[SplitOutputs, SplitHistory]:
@@ -95,6 +100,8 @@ class SplitMeter:
         """
         if not self.nb_samples:
             return {}, {}
+        if self._figures is not None and not self._terms:
+            return {}, self._figures
         outputs = self._read_terms()
         history: SplitHistory = {}
         for output, term in outputs.items():
@@ -104,12 +111,37 @@ class SplitMeter:
                 history[output] = {metric: _number(output, metric, value) for metric, value in figures.items()}
         return outputs, history | {OVERALL_LOSS: dict(outputs[OVERALL_LOSS])}
 
+    def state_dict(self, is_over: bool) -> dict[str, Any]:
+        """Give what was gathered so far, for a checkpoint.
+
+        Args:
+            is_over: whether no batch may follow; then the figures are in it too, which only heads can compute.
+
+        Raises:
+            TypeError: a metric can not tell its state.
+        """
+        return {
+            "nb_samples": self.nb_samples,
+            "loss": self._loss.state(),
+            "terms": {
+                output: {name: gatherer.state() for name, gatherer in gatherers.items()}
+                for output, gatherers in self._terms.items()
+            },
+            "figures": self.read()[1] if is_over else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back into a new meter."""
+        self.nb_samples = state["nb_samples"]
+        self._loss.load(state["loss"], None)
+        self._pending = {output: dict(values) for output, values in state["terms"].items()}
+        self._figures = state["figures"]
+
     def _read_terms(self) -> SplitOutputs:
         terms = self._terms | {OVERALL_LOSS: {"loss": self._loss}}
         gatherers = [gatherer for term in terms.values() for gatherer in term.values()]
-        arrays = iter(_to_host([tensor for gatherer in gatherers for tensor in gatherer.small()]))
-        values = iter([gatherer.read(list(islice(arrays, len(gatherer.small())))) for gatherer in gatherers])
-        return {output: {name: next(values) for name in term} for output, term in terms.items()}
+        arrays = iter(to_host([tensor for gatherer in gatherers for tensor in gatherer.small()]))
+        return {output: read_each(term, arrays) for output, term in terms.items()}
 
 
 def split_info(nb_samples: int, time_s: float, wait_s: float) -> dict[str, float]:
@@ -132,165 +164,18 @@ def split_info(nb_samples: int, time_s: float, wait_s: float) -> dict[str, float
     }
 
 
-class _Gatherer(ABC):
-    """What one value of a loss term becomes over a split."""
+def metric_at(epoch: EpochHistory, path: tuple[str, str, str, str]) -> float | None:
+    """Find a metric of an epoch.
 
-    @abstractmethod
-    def add(self, value: Any, nb_samples: int) -> None:
-        """Take in the value of one batch."""
+    Args:
+        epoch: one entry of the history.
+        path: (dataset, split, output, metric).
 
-    def small(self) -> list[torch.Tensor]:
-        """The few numbers that wait on the device, to be fetched together with those of all others."""
-        return []
-
-    @abstractmethod
-    def read(self, small: list[np.ndarray]) -> Any:
-        """Give the value of the split; `small` are the tensors of the same name, on the host."""
-
-
-class _Mean(_Gatherer):
-    """A sample-weighted mean. Tensors are summed where they are, in float64, so that a long split loses no digits."""
-
-    def __init__(self) -> None:
-        self._weight = 0
-        self._on_host = 0.0
-        self._on_device: torch.Tensor | None = None
-
-    def add(self, value: torch.Tensor | float, nb_samples: int) -> None:
-        self._weight += nb_samples
-        if not isinstance(value, torch.Tensor):
-            self._on_host += float(value) * nb_samples
-            return
-        if self._on_device is None:
-            dtype = torch.float32 if value.device.type == "mps" else torch.float64  # MPS has no float64
-            self._on_device = torch.zeros((), dtype=dtype, device=value.device)
-        self._on_device.add_(value.detach(), alpha=nb_samples)
-
-    def small(self) -> list[torch.Tensor]:
-        return [] if self._on_device is None else [self._on_device]
-
-    def read(self, small: list[np.ndarray]) -> float:
-        return (self._on_host + sum(float(value) for value in small)) / self._weight
-
-
-class _Sums(_Gatherer):
-    """`Totals`, added."""
-
-    def __init__(self) -> None:
-        self._sums = Totals()
-
-    def add(self, value: Totals, nb_samples: int) -> None:
-        for name, summand in value.items():
-            mine = self._sums.get(name)
-            if mine is None:
-                self._sums[name] = summand.detach().clone() if isinstance(summand, torch.Tensor) else summand
-            else:
-                self._sums[name] = _added(mine, summand)
-
-    def small(self) -> list[torch.Tensor]:
-        return [value for value in self._sums.values() if isinstance(value, torch.Tensor)]
-
-    def read(self, small: list[np.ndarray]) -> dict[Any, Any]:
-        arrays = iter(small)
-        return {n: next(arrays) if isinstance(value, torch.Tensor) else value for n, value in self._sums.items()}
-
-
-class _Rows(_Gatherer):
-    """The rows of all batches, in one tensor that doubles when it is full.
-
-    A list of tensors would be simpler, but its number of live tensors grows with the batches, and joining it takes all
-    of its memory a second time.
+    Returns:
+        Its value; None where the epoch has it not, because that split was not evaluated.
     """
-
-    def __init__(self, first: torch.Tensor, name: str) -> None:
-        self._name = name
-        self._row_shape = first.shape[1:]
-        self._dtype = first.dtype
-        self._nb_rows = 0
-        self._capacity = 4 * max(1, len(first))
-        self._rows = first.detach().new_empty((self._capacity, *self._row_shape))
-
-    def add(self, value: torch.Tensor, nb_samples: int) -> None:
-        if value.shape[1:] != self._row_shape or value.dtype != self._dtype:
-            raise ValueError(
-                f"the rows of {self._name} must fit those of the batches before, {tuple(self._row_shape)} "
-                f"{self._dtype}, got {tuple(value.shape[1:])} {value.dtype}; outputs that differ need "
-                f"collect_output=False"
-            )
-        start = self._nb_rows
-        end = self._nb_rows = start + value.shape[0]
-        if end > self._capacity:
-            self._capacity = max(end, 2 * self._capacity)
-            full = self._rows
-            self._rows = full.new_empty((self._capacity, *self._row_shape))
-            self._rows[:start] = full[:start]
-        self._rows[start:end] = value.detach() if value.requires_grad else value
-
-    def read(self, small: list[np.ndarray]) -> Any:
-        # The copy lets go of what the tensor has grown beyond its rows.
-        return to_value(self._rows[: self._nb_rows].clone())
-
-
-class _Parts(_Gatherer):
-    """Lists, chained, and `numpy` arrays, concatenated."""
-
-    def __init__(self) -> None:
-        self._parts: list[Any] = []
-
-    def add(self, value: Any, nb_samples: int) -> None:
-        self._parts.append(value)
-
-    def read(self, small: list[np.ndarray]) -> Any:
-        if isinstance(self._parts[0], np.ndarray):
-            return np.concatenate(self._parts)
-        return [element for part in self._parts for element in part]
-
-
-class _First(_Gatherer):
-    """Anything else: the value of the first batch."""
-
-    def __init__(self, first: Any) -> None:
-        self._first = first
-
-    def add(self, value: Any, nb_samples: int) -> None:
-        pass
-
-    def read(self, small: list[np.ndarray]) -> Any:
-        return self._first
-
-
-def _gatherer_for(value: Any, name: str) -> _Gatherer:
-    if isinstance(value, torch.Tensor):
-        return _Rows(value, name) if value.dim() else _Mean()
-    if isinstance(value, Totals):
-        return _Sums()
-    if isinstance(value, np.ndarray):
-        return _Parts() if value.ndim else _Mean()
-    if isinstance(value, (int, float, np.number)):
-        return _Mean()
-    return _Parts() if isinstance(value, list) else _First(value)
-
-
-def _added(mine: Summand, summand: Summand) -> Summand:
-    if isinstance(mine, torch.Tensor):
-        return mine.add_(summand.detach() if isinstance(summand, torch.Tensor) else summand)
-    return mine + summand
-
-
-def _to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Fetch many small tensors, with one read for each device and dtype instead of one for each tensor."""
-    groups: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-    for index, tensor in enumerate(tensors):
-        groups[tensor.device, tensor.dtype].append(index)
-    arrays: dict[int, np.ndarray] = {}
-    for indices in groups.values():
-        flat = torch.cat([tensors[index].reshape(-1) for index in indices]).cpu().numpy()
-        start = 0
-        for index in indices:
-            shape = tensors[index].shape
-            arrays[index] = flat[start : start + shape.numel()].reshape(shape)
-            start += shape.numel()
-    return [arrays[index] for index in range(len(tensors))]
+    dataset, split, output, metric = path
+    return epoch.get(dataset, {}).get(split, {}).get(output, {}).get(metric)
 
 
 def _number(output: str, metric: str, value: Any) -> float:

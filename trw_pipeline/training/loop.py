@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from trw_pipeline.outputs.output import LossTerm
 from trw_pipeline.training.callback import BatchCallback, LossTermsCallback, with_batch_callbacks
-from trw_pipeline.training.history import EpochHistory, EpochOutputs, History
-from trw_pipeline.training.optimizers import Optimizers, Schedulers
+from trw_pipeline.training.history import EpochHistory, EpochOutputs, History, metric_at
+from trw_pipeline.training.optimizers import Optimizers, Schedule, Schedulers, by_name, schedules_of
 from trw_pipeline.training.options import Options
 from trw_pipeline.training.run import LossFn, Run
 from trw_pipeline.training.split import SplitResult, Step, judge, one_split, supervised
@@ -29,7 +29,7 @@ def train_loop(
     dataset_name: str,
     split_name: str,
     split: Split,
-    optimizer: Optimizer | None,
+    optimizer: Optimizer | Mapping[str, Optimizer] | None,
     model: nn.Module,
     loss_fn: LossFn,
     history: History | None,
@@ -46,8 +46,9 @@ def train_loop(
         dataset_name: name of the dataset, which each batch gets as feature `dataset_name`.
         split_name: name of the split, which each batch gets as feature `split_name`.
         split: gives the batches: dicts of features.
-        optimizer: steps after each batch. Gradients it had from before are cleared. None: nobody steps, and the
-            gradients of all batches add up in the parameters.
+        optimizer: steps after each batch, or as often as the run accumulates. Gradients it had from before are cleared.
+            Several by name all step, unless `run.training_step` chooses. None: nobody steps, and the gradients of all
+            batches add up in the parameters.
         model: batch -> dict output name -> `Output`.
         loss_fn: (dataset name, batch, loss terms) -> what to optimise.
         history: the history so far; not read.
@@ -68,9 +69,10 @@ def train_loop(
     run.dataset, run.split, run.loss_fn = dataset_name, split_name, loss_fn
     run.training = True
     run.optimizer = optimizer
-    if optimizer is not None and apply_backward:
-        optimizer.zero_grad(set_to_none=True)
-    step = supervised if apply_backward else judge
+    if apply_backward:
+        for one in by_name(optimizer).values():
+            one.zero_grad(set_to_none=True)
+    step = (run.training_step or supervised) if apply_backward else judge
     return _run_split(run, split, model, device, (callbacks_per_batch, callbacks_per_batch_loss_terms), step)
 
 
@@ -136,7 +138,8 @@ def epoch_train_eval(
     """Run one epoch: every dataset in order, every split of it in order.
 
     The split that `options` call `train_split` is trained on, if its dataset has an optimizer; every other split is
-    evaluated, if `run_eval`. A dataset's scheduler steps once, after the splits of a dataset that was trained on.
+    evaluated, if `run_eval`; where the run averages weights, with the average. A dataset's schedulers step after the
+    splits of a dataset that was trained on, those that want a metric after all datasets, if the epoch has it.
 
     Args:
         options: device and name of the split to train on.
@@ -163,23 +166,33 @@ def epoch_train_eval(
     callbacks = (callbacks_per_batch, callbacks_per_batch_loss_terms)
     outputs: EpochOutputs = {}
     epoch: EpochHistory = {}
+    of_epoch = run or Run(model, device)
+    trained: list[Schedule] = []
     for dataset_name, dataset in datasets.items():
         optimizer = (optimizers or {}).get(dataset_name)
-        common = (model, losses[dataset_name], history, *callbacks)
+        schedules = schedules_of(schedulers, dataset_name)
+        of_epoch.step_schedules = [schedule for schedule in schedules if schedule.every == "step"]
         for split_name, split in dataset.items():
+            if not of_epoch.has_reached(dataset_name, split_name):
+                _take_done(of_epoch, dataset_name, split_name, outputs, epoch)
+                continue
             where = (device, dataset_name, split_name, split)
             is_training = split_name == train_split and optimizer is not None
             if not is_training and not run_eval:
                 continue
             if run is not None and hasattr(split, "set_epoch"):
                 cast("Any", split).set_epoch(run.epoch)
+            common = (model if is_training else of_epoch.judged(model), losses[dataset_name], history, *callbacks)
             if is_training:
-                result = train_loop_fn(*where, optimizer, *common, **run_keyword(train_loop_fn, run))
+                result = train_loop_fn(*where, optimizer, *common, **run_keyword(train_loop_fn, of_epoch))
             else:
-                result = eval_loop_fn(*where, *common, **run_keyword(eval_loop_fn, run))
+                result = eval_loop_fn(*where, *common, **run_keyword(eval_loop_fn, of_epoch))
             outputs.setdefault(dataset_name, {})[split_name], epoch.setdefault(dataset_name, {})[split_name] = result
-        if optimizer is not None and train_split in dataset and schedulers and dataset_name in schedulers:
-            schedulers[dataset_name].step()
+        if optimizer is not None and train_split in dataset:
+            trained += schedules
+            if of_epoch.resume_point is None:  # else they stepped before the checkpoint was made
+                _step([schedule for schedule in schedules if schedule.metric is None])
+    _step([schedule for schedule in trained if schedule.metric is not None], epoch)
     return outputs, epoch
 
 
@@ -226,6 +239,25 @@ def trainer_callbacks_per_batch(dataset_name: str, split_name: str, batch: Batch
             batch[name] = value(batch)
 
 
+def _take_done(run: Run, dataset: str, split: str, outputs: EpochOutputs, epoch: EpochHistory) -> None:
+    """Take over what a split gave before the checkpoint was made from which the training goes on."""
+    assert run.resume_point is not None, "else there is nothing before it"
+    history: EpochHistory = run.resume_point["history"]
+    if split in history.get(dataset, {}):
+        epoch.setdefault(dataset, {})[split] = history[dataset][split]
+        outputs.setdefault(dataset, {})[split] = run.resume_point["outputs"].get(dataset, {}).get(split, {})
+
+
+def _step(schedules: Iterable[Schedule], epoch: EpochHistory | None = None) -> None:
+    """Step what steps once an epoch; with the metric that it wants, if the epoch has it."""
+    for schedule in schedules:
+        value = None if schedule.metric is None or epoch is None else metric_at(epoch, schedule.metric)
+        if value is not None:
+            schedule.scheduler.step(value)
+        elif schedule.metric is None and schedule.every == "epoch":
+            schedule.scheduler.step()
+
+
 def run_keyword(function: Callable[..., Any], run: Run | None) -> dict[str, Run]:
     """Make the keyword arguments that hand `run` to a function which stands in for a documented one.
 
@@ -246,9 +278,9 @@ def _run_split(
     run: Run, split: Split, model: nn.Module, device: torch.device, callbacks: BatchCallbacks, step: Step
 ) -> SplitResult:
     """Run a split with a model, which need not be that of the run, and with the callbacks of batches hung in."""
-    before = run.hooks, run.model, run.device
-    run.hooks, run.model, run.device = with_batch_callbacks(run.hooks, *callbacks), model, device
+    before = run.hooks, run.split_model, run.device
+    run.hooks, run.split_model, run.device = with_batch_callbacks(run.hooks, *callbacks), model, device
     try:
         return one_split(run, split, step)
     finally:
-        run.hooks, run.model, run.device = before
+        run.hooks, run.split_model, run.device = before

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -13,8 +14,40 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 from trw_pipeline.typing import Datasets
 
-Optimizers: TypeAlias = dict[str, Optimizer]
-Schedulers: TypeAlias = dict[str, LRScheduler]
+Optimizers: TypeAlias = "dict[str, Optimizer | dict[str, Optimizer]]"
+"""Dataset name -> its optimizer, or several by name for a model with parts that are trained against each other."""
+
+MetricPath: TypeAlias = tuple[str, str, str, str]
+"""Where a metric stands in an epoch of the history: (dataset, split, output, metric)."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a scheduler steps, where that is not once an epoch.
+
+    Args:
+        scheduler: what sets the learning rate.
+        every: "epoch": when the splits of its dataset are done; "step": after every step of the optimizer.
+        metric: the scheduler is given this metric, at the end of each epoch that has it, as
+            `torch.optim.lr_scheduler.ReduceLROnPlateau` wants it; or None.
+
+    Raises:
+        ValueError: `every` is none of the two, or a metric is asked for at every step.
+    """
+
+    scheduler: Any
+    every: Literal["epoch", "step"] = "epoch"
+    metric: MetricPath | None = None
+
+    def __post_init__(self) -> None:
+        if self.every not in ("epoch", "step"):
+            raise ValueError(f"every must be 'epoch' or 'step', got {self.every!r}")
+        if self.metric is not None and self.every == "step":
+            raise ValueError(f"metrics are known when an epoch ends: every must be 'epoch' with metric={self.metric}")
+
+
+Schedulers: TypeAlias = "dict[str, LRScheduler | Schedule | Sequence[LRScheduler | Schedule]]"
+"""Dataset name -> scheduler, or several; one that is no `Schedule` steps once an epoch."""
 OptimizerFn: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFn: TypeAlias = Callable[[Optimizer], LRScheduler]
 
@@ -47,7 +80,7 @@ def create_optimizers_fn(
             optimizers[dataset_name] = optimizer_fn(model.parameters())
     if scheduler_fn is None:
         return optimizers, None
-    return optimizers, {name: scheduler_fn(optimizer) for name, optimizer in optimizers.items()}
+    return optimizers, {name: scheduler_fn(cast("Optimizer", optimizer)) for name, optimizer in optimizers.items()}
 
 
 def create_sgd_optimizers_fn(
@@ -180,17 +213,33 @@ def set_optimizer_learning_rate(optimizer: Optimizer, learning_rate: float) -> N
             group["lr"] = learning_rate
 
 
-def learning_rates(optimizers: Mapping[str, Optimizer] | None) -> dict[str, float]:
+def learning_rates(optimizers: Optimizers | None) -> dict[str, float]:
     """List the present learning rates.
 
     Args:
-        optimizers: dataset name -> optimizer, or None.
+        optimizers: dataset name -> optimizer, or several by name, or None.
 
     Returns:
-        Dataset name -> rate of its first parameter group; further groups are named `<dataset>/<number>`, from 1.
+        Dataset name -> rate of its first parameter group; further groups are named `<dataset>/<number>`, from 1, and
+        those of an optimizer with a name `<dataset>/<name>`, `<dataset>/<name>/<number>`.
     """
     return {
-        f"{name}/{number}" if number else name: float(group["lr"])
-        for name, optimizer in (optimizers or {}).items()
+        "/".join([dataset, *filter(None, [name]), *([str(number)] if number else [])]): float(group["lr"])
+        for dataset, of_dataset in (optimizers or {}).items()
+        for name, optimizer in by_name(of_dataset).items()
         for number, group in enumerate(optimizer.param_groups)
     }
+
+
+def by_name(optimizers: Optimizer | Mapping[str, Optimizer] | None) -> Mapping[str, Optimizer]:
+    """Name the optimizers of a dataset: a single one is called ''."""
+    if optimizers is None:
+        return {}
+    return {"": optimizers} if isinstance(optimizers, Optimizer) else optimizers
+
+
+def schedules_of(schedulers: Schedulers | None, dataset: str) -> list[Schedule]:
+    """List the schedules of a dataset."""
+    given: Any = (schedulers or {}).get(dataset, ())
+    every: list[Any] = list(cast("Sequence[Any]", given)) if isinstance(given, Sequence) else [given]
+    return [one if isinstance(one, Schedule) else Schedule(one) for one in every]

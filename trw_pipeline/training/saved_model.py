@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from torch import nn
@@ -39,7 +39,7 @@ def save_model(model: nn.Module, result: Result | None, path: str | os.PathLike[
         with open_atomic(result_path) as file:
             pickle.dump(_without_heads(result), file, protocol=pickle.HIGHEST_PROTOCOL)
     with open_atomic(path) as file:
-        torch.save(model, file)
+        save_with_torch(model, file)
 
 
 def load_model(
@@ -69,6 +69,19 @@ def load_model(
         return model, None
     with Path(f"{os.fspath(path)}.result").open("rb") as file:
         return model, pickle.load(file)
+
+
+def save_with_torch(value: Any, file: BinaryIO) -> None:
+    """`torch.save`, but what ended it half-way (a Ctrl-C, a full disk) is what is raised.
+
+    torch closes its archive then, fails at that too, and its `RuntimeError` about a position would hide the first.
+    """
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        if error.__context__ is not None:
+            raise error.__context__ from None
+        raise
 
 
 def _without_heads(value: Any) -> Any:

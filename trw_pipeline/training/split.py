@@ -7,7 +7,7 @@ batch of a split no value of a tensor is read on the host, so the device never w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -17,10 +17,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
+from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.outputs.output import LossTerm, Output
+from trw_pipeline.training.finite import Place, losses_of
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
-from trw_pipeline.training.run import Run
-from trw_pipeline.typing import Batch, Split
+from trw_pipeline.training.randomness import random_states, set_random_states
+from trw_pipeline.training.run import Run, SplitPlace
+from trw_pipeline.typing import Batch, Split, default_sample_uid_name
 
 _logger = logging.getLogger(__name__)
 
@@ -51,12 +54,18 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
         TypeError: a batch is not a mapping, or the model did not return one of heads.
     """
     started = run.clock()
-    _begin_split(run, split)
-    with _mode(run.model, run.training), torch.set_grad_enabled(run.training):
+    point = _begin_split(run, split)
+    started -= 0.0 if point is None else point["time_s"]
+    with _mode(run.split_model or run.model, run.training), torch.set_grad_enabled(run.training):
         run.fire("on_split_start")
         try:
-            with closing(_arrivals(run, split)) as batches:
+            with closing(_arrivals(run, split, point)) as batches:
                 _every_batch(run, batches, step)
+            if run.training and run.nb_micro_batches:
+                run.step()  # what is left where nobody knew that no batch would follow
+            late = run.watch.heard(wait=True)
+            if late is not None:
+                _refuse(run, late)
             _check_complete(run, split)
             outputs, history = run.meter.read()
         except StopIteration as error:
@@ -64,7 +73,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
                 f"StopIteration out of the model, a head or the loss in {run.dataset}/{run.split}: only a per-batch "
                 f"callback may end a split"
             ) from error
-        run.batch, run.terms, run.loss = {}, {}, 0.0
+        run.batch, run.terms, run.loss, run.place = {}, {}, 0.0, None
         history[INFO] = split_info(run.meter.nb_samples, run.clock() - started, run.wait_s)
         if run.history:
             run.history[-1].setdefault(run.dataset, {})[run.split] = history
@@ -74,110 +83,188 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
     return outputs, history
 
 
-def judge(run: Run) -> int:
+def judge(run: Run) -> None:
     """Put the batch through the model, its heads and the loss, and count what they say.
 
     Args:
         run: has the batch.
 
-    Returns:
-        The samples of the batch.
-
     Raises:
         ValueError: the batch has no samples, or the loss has dimensions.
         TypeError: the model did not return a mapping of heads.
     """
-    nb_samples = len_batch(run.batch)
-    if not nb_samples:
-        raise ValueError(f"batch {run.batch_index} of {run.dataset}/{run.split} has no samples: {sorted(run.batch)}")
-    run.terms = _evaluate_heads(run)
+    nb_samples = forward(run)
+    run.meter.add(run.terms, run.loss, nb_samples)
+    run.fire("on_loss")
+
+
+def supervised(run: Run) -> None:
+    """Judge the batch, send the gradients of the loss back, and step where a step is due.
+
+    A batch whose loss is no number is counted nowhere, and its gradients are not made.
+
+    Args:
+        run: has the batch.
+
+    Raises:
+        NonFiniteLossError: the loss is no number, and `run.nan_policy` is "raise". The weights are as they were, but on
+            an accelerator, where that is known some batches later.
+    """
+    nb_samples = forward(run)
+    is_sound = _is_sound(run)
+    if is_sound:
+        run.meter.add(run.terms, run.loss, nb_samples)
+        run.nb_samples += nb_samples
+    run.fire("on_loss")
+    if is_sound and isinstance(run.loss, torch.Tensor):  # a number: no head had a loss, so nothing is to be optimised
+        run.backward(run.loss)
+        if run.is_step_due:
+            run.step()
+
+
+def forward(run: Run) -> int:
+    """Put the batch through the model, its heads and the loss, in the precision of the training.
+
+    Args:
+        run: has the batch; gets `terms` and `loss`.
+
+    Returns:
+        The samples of the batch.
+    """
+    nb_samples = nb_samples_of(run)
     assert run.loss_fn is not None  # set where the split began
-    run.loss = run.loss_fn(run.dataset, run.batch, run.terms)
+    with run.optimization.precision():
+        run.terms = _evaluate_heads(run)
+        run.loss = run.loss_fn(run.dataset, run.batch, run.terms)
     if isinstance(run.loss, torch.Tensor) and run.loss.dim():
         raise ValueError(
             f"the loss of {run.dataset}/{run.split} must be a tensor without dimensions, got shape "
             f"{tuple(run.loss.shape)}"
         )
-    run.meter.add(run.terms, run.loss, nb_samples)
-    run.fire("on_loss")
     return nb_samples
 
 
-def supervised(run: Run) -> None:
-    """Judge the batch, send the gradients of the loss back, and step.
-
-    Args:
-        run: has the batch.
-    """
-    run.nb_samples += judge(run)
-    if isinstance(run.loss, torch.Tensor):  # a number: no head had a loss, so nothing is to be optimised
-        run.loss.backward()
-        run.nb_micro_batches += 1
-        run.fire("on_backward_end")
-        flush(run)
+def _is_sound(run: Run) -> bool:
+    """Whether the loss is a number; if an accelerator has yet to tell, whether those before were."""
+    loss = run.loss
+    if not isinstance(loss, torch.Tensor):
+        return True
+    if loss.device.type == "cpu" or run.nan_policy == "skip":
+        return run.watch.is_finite(loss) or _refuse(run, _place(run))
+    run.watch.send(loss, _place(run))
+    late = run.watch.heard()
+    return late is None or _refuse(run, late)
 
 
-def flush(run: Run) -> None:
-    """Step the optimizer with the gradients that are there, and clear them; without an optimizer they stay.
-
-    Args:
-        run: has the optimizer.
-    """
-    if run.optimizer is None:
-        return
-    run.fire("on_step_start")
-    run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    run.nb_steps += 1
-    run.nb_micro_batches = 0
-    run.fire("on_step_end")
+def _place(run: Run) -> Place:
+    uids = run.batch.get(default_sample_uid_name)
+    where = f"{run.dataset}/{run.split}"
+    return Place(run.epoch, where, run.batch_index, run.nb_steps, losses_of(run.terms), uids)
 
 
-def _begin_split(run: Run, split: Split) -> None:
+def _refuse(run: Run, place: Place) -> bool:
+    """Does what the policy says of a batch whose loss is no number; that batch is not sound."""
+    if run.nan_policy == "raise":
+        raise NonFiniteLossError(f"the loss is not finite: {place}")
+    run.nb_not_finite += 1
+    if run.nan_policy == "skip":
+        _logger.warning("left a batch out whose loss is not finite: %s", place)
+    else:
+        _logger.error("the training stops because the loss is not finite: %s", place)
+        run.split_stopped = run.stop = True
+    return False
+
+
+def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
+    """Begin the split anew, or where a checkpoint says; returns that."""
+    point, run.resume_point = run.resume_point, None
     run.meter = SplitMeter()
     run.num_batches = _length(split)
     run.batch_index = 0
     run.wait_s = 0.0
     run.split_stopped = False
-    run.nb_micro_batches = 0
+    run.optimization.begin_group()
+    run.place = SplitPlace(run.clock(), random_states()) if run.keeps_place else None
+    if point is not None:
+        run.meter.load_state_dict(point["meter"])
+        run.batch_index, run.wait_s = point["batch_index"], point["wait_s"]
+        if point["group"] is not None:
+            run.optimization.load_group_state(point["group"], run.model)
+        if run.place is not None:
+            run.place.started -= point["time_s"]
+            run.place.random = point["random"]
+    return point
 
 
 def _every_batch(run: Run, batches: Iterable[Any], step: Step) -> None:
     for run.batch in batches:
+        run.is_between_batches = run.batch_counted = False
         run.fire("on_batch_start")
         run.batch = _prepared(run)
         run.fire("on_forward_start")
         step(run)
         run.fire("on_batch_end")
         for term in run.terms.values():
-            term[Output.output_ref_tag].loss_term_cleanup(term)
+            if Output.output_ref_tag in term:  # a step of the user's may make terms without a head
+                term[Output.output_ref_tag].loss_term_cleanup(term)
         run.batch_index += 1
         if run.split_stopped:
             break
 
 
-def _arrivals(run: Run, split: Split) -> Generator[Any, None, None]:
+def _arrivals(run: Run, split: Split, point: Mapping[str, Any] | None) -> Generator[Any, None, None]:
     """The batches of a split; the time inside `iter` and `next` is what the loop waited for data.
 
     As a generator it turns a StopIteration of `iter(split)` into a RuntimeError by itself.
     """
     asked = run.clock()
-    iterator = iter(split)
+    iterator = _opened(split, point)
+    place = run.place
+    if place is not None:
+        place.iterator = iterator
+    is_exhausted = False
     try:
         while True:
+            if place is not None and run.batch_index != run.num_batches:  # else the split is over
+                place.note()
+                run.is_between_batches = True
+                for at_boundary in run.at_boundaries:
+                    at_boundary(run)
             try:
                 batch = next(iterator)
             except StopIteration:
+                is_exhausted = True
                 return
             finally:
                 run.wait_s += run.clock() - asked
             yield batch
             asked = run.clock()
     finally:
+        run.is_between_batches = False
+        if place is not None and not is_exhausted:
+            place.keep(split)
         # A split that is its own iterator was opened by somebody else, who may want to go on with it.
         close = getattr(iterator, "close", None)
         if iterator is not split and close is not None:
             close()
+
+
+def _opened(split: Split, point: Mapping[str, Any] | None) -> Iterator[Any]:
+    """Open a split; where a checkpoint was made within it, behind the batches that are done.
+
+    A split with a state of its own goes there by itself. Any other is opened with the generators as they were, so that
+    it is shuffled as it was, and its first batches are thrown away.
+    """
+    if point is None:
+        return iter(split)
+    if not hasattr(split, "load_state_dict"):
+        set_random_states(point["random"])
+    iterator = iter(split)
+    if not hasattr(split, "load_state_dict"):
+        for _ in range(point["batch_index"]):
+            next(iterator)
+    set_random_states(point["random_now"])
+    return iterator
 
 
 def _prepared(run: Run) -> Batch:
@@ -189,12 +276,45 @@ def _prepared(run: Run) -> Batch:
     return {**moved, "dataset_name": run.dataset, "split_name": run.split}
 
 
-def _evaluate_heads(run: Run) -> dict[str, LossTerm]:
-    heads = run.model(run.batch)
+def nb_samples_of(run: Run) -> int:
+    """Count the samples of the batch.
+
+    Args:
+        run: has the batch.
+
+    Returns:
+        At least 1.
+
+    Raises:
+        ValueError: there are none.
+    """
+    nb_samples = len_batch(run.batch)
+    if not nb_samples:
+        raise ValueError(f"batch {run.batch_index} of {run.dataset}/{run.split} has no samples: {sorted(run.batch)}")
+    return nb_samples
+
+
+def heads_of(run: Run) -> Mapping[str, Output]:
+    """Put the batch through the model.
+
+    Args:
+        run: has the batch.
+
+    Returns:
+        Output name -> head.
+
+    Raises:
+        TypeError: the model did not return a mapping.
+    """
+    heads = (run.split_model or run.model)(run.batch)
     if not isinstance(heads, Mapping):
         raise TypeError(f"a model must return a mapping of output name to Output, got {type(heads).__name__}")
+    return cast("Mapping[str, Output]", heads)
+
+
+def _evaluate_heads(run: Run) -> dict[str, LossTerm]:
     terms: dict[str, LossTerm] = {}
-    for name, head in cast("Mapping[str, Output]", heads).items():
+    for name, head in heads_of(run).items():
         term = head.evaluate_batch(run.batch, run.training)
         if term is not None:
             term.setdefault(Output.output_ref_tag, head)

@@ -1,0 +1,132 @@
+"""Which checkpoints are there when, and that each can be read without trust."""
+
+import math
+
+import pytest
+import torch
+from toy_trainer import SCORE as PATH
+from toy_trainer import Scores, fitting_in, trainer
+
+from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
+from trw_pipeline.training.callback import Callback
+
+
+def files_after(tmp_path, checkpoint, values=(0,) * 4, **arguments):
+    fitting_in(tmp_path)(trainer(checkpoint, Scores(values)), num_epochs=len(values), **arguments)
+    return sorted(path.name for path in (tmp_path / "default_r0" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, ["epoch-3.pt", "final.pt", "last.pt"]),
+        ({"keep_n": 2}, ["epoch-2.pt", "epoch-3.pt", "final.pt", "last.pt"]),
+        ({"keep_n": 9}, ["epoch-0.pt", "epoch-1.pt", "epoch-2.pt", "epoch-3.pt", "final.pt", "last.pt"]),
+        ({"every_n_epochs": 2, "keep_n": 9}, ["epoch-1.pt", "epoch-3.pt", "final.pt", "last.pt"]),
+        ({"every_n_epochs": 3, "keep_n": 9}, ["epoch-2.pt", "epoch-3.pt", "final.pt", "last.pt"]),
+        ({"save_last": False}, ["epoch-3.pt", "final.pt"]),
+    ],
+    ids=str,
+)
+def test_the_files_of_four_epochs(tmp_path, arguments, expected):
+    assert files_after(tmp_path, CallbackCheckpoint(**arguments)) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "best"),
+    [
+        ([3, 1, 2, 5], {}, [1]),
+        ([3, 1, 2, 5], {"mode": "max"}, [3]),
+        ([3, 1, 1, 1], {}, [1]),  # a tie keeps the earlier
+        ([math.nan, 2, math.nan, 3], {}, [1]),
+        ([math.nan] * 3, {}, []),
+        ([5, 4, 3, 2], {"keep_n": 2}, [2, 3]),
+        ([5, None, 3, None], {}, [2]),
+        ([1, 2, math.inf, 4], {"mode": "max"}, [2]),
+    ],
+    ids=str,
+)
+def test_the_best_epoch_is_that_of_the_metric(tmp_path, values, arguments, best):
+    files = files_after(tmp_path, CallbackCheckpoint(metric=PATH, **arguments), values)
+    assert [name for name in files if name.startswith("best")] == [f"best-{epoch}.pt" for epoch in best]
+
+
+def test_the_best_one_survives_a_resume(tmp_path):
+    """T18: the lowest value is in epoch 1, the training ends after epoch 2 and is given two more."""
+    files_after(tmp_path, CallbackCheckpoint(metric=PATH), [3, 1, 2])
+    fitting_in(tmp_path)(
+        trainer(CallbackCheckpoint(metric=PATH), Scores([3, 1, 2, 1, 4])), num_epochs=5, resume=tmp_path / "default_r0"
+    )
+    folder = tmp_path / "default_r0" / "checkpoints"
+    assert [path.name for path in folder.glob("best*")] == ["best-1.pt"]
+
+
+def test_the_weights_in_a_file_are_those_of_its_epoch(tmp_path):
+    weights = []
+
+    class Note(Callback):
+        def on_epoch_end(self, run):
+            weights.append(run.model.inner.weight.detach().clone())
+
+    fitting_in(tmp_path)(trainer(CallbackCheckpoint(keep_n=9), Note()), num_epochs=3)
+    for epoch, weight in enumerate(weights):
+        # Without trust: nothing but tensors and plain data is in it.
+        loaded = torch.load(tmp_path / "default_r0" / "checkpoints" / f"epoch-{epoch}.pt", weights_only=True)
+        assert torch.equal(loaded["model"]["inner.weight"], weight)
+        assert (loaded["epoch"], loaded["batch_index"]) == (epoch + 1, None)
+        assert len(loaded["history"]) == epoch + 1
+        parts = {"optimizers", "schedulers", "scaler", "ema", "random", "sequences", "callbacks", "logs", "format"}
+        assert parts <= set(loaded)
+
+
+def test_it_comes_after_all_others_wherever_it_stands(tmp_path):
+    class Counts(Callback):
+        nb = 0
+
+        def on_epoch_end(self, run):
+            self.nb += 1
+
+        def state_dict(self):
+            return {"nb": self.nb}
+
+    fitting_in(tmp_path)(trainer(CallbackCheckpoint(), Counts()), num_epochs=2)
+    loaded = torch.load(tmp_path / "default_r0" / "checkpoints" / "last.pt", weights_only=True)
+    assert ("Counts", {"nb": 2}) in [(name.rpartition(".")[2], state) for name, state in loaded["callbacks"]]
+
+
+def test_a_split_that_can_not_tell_its_position_is_told_of_once(tmp_path, caplog):
+    class Split(list):
+        def state_dict(self):
+            raise TypeError("this one has none")
+
+        def load_state_dict(self, state):
+            raise AssertionError
+
+    def inputs():
+        from toy_trainer import batches
+
+        return {"d": {"train": batches(8), "valid": batches(4)}} | {"e": {"valid": Split(batches(4))}}
+
+    def optimizers_fn(datasets, model):
+        return {"d": torch.optim.SGD(model.parameters(), 0.1)}, None
+
+    with pytest.raises(TypeError, match="this one has none"):
+        fitting_in(tmp_path)(
+            trainer(CallbackCheckpoint(every_n_steps=1)), inputs=inputs, optimizers_fn=optimizers_fn, num_epochs=1
+        )
+    assert caplog.text.count("no checkpoint within the epoch: this one has none") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, got 0"),
+        ({"keep_n": 0}, "keep_n must be at least 1"),
+        ({"every_n_steps": -1}, "every_n_steps must be at least 1"),
+        ({"mode": "best"}, "mode must be"),
+        ({"metric": ("valid", "loss")}, "metric must be"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        CallbackCheckpoint(**arguments)

@@ -1,0 +1,187 @@
+"""A training that was broken off goes on as if nothing had happened, from any batch."""
+
+import numpy as np
+import pytest
+import toy_resume
+from toy_resume import EPOCHS, Broken, fit, log_of, resumed, same_weights, without_times
+
+from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
+from trw_pipeline.errors import CheckpointError
+
+KINDS = {
+    "sequences": toy_resume.of_sequences(),
+    "two workers": toy_resume.of_sequences(2, backend="thread"),
+    "loaders": toy_resume.of_loaders,
+    "unknown length": toy_resume.of_unknown_length,
+    "two datasets": toy_resume.of_two_datasets,
+}
+
+
+NB_EVALUATED = 16  # batches in a row without a step, at most
+
+
+def check_same(whole, whole_folder, again, again_folder):
+    assert same_weights(whole[0], again[0])
+    assert without_times(whole[1]["history"]) == without_times(again[1]["history"])
+    assert log_of(whole_folder) == log_of(again_folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_every_batch(kind, tmp_path):
+    """Checkpoints after every step; the training breaks off before each of its batches in turn."""
+    whole = fit(tmp_path / "whole", KINDS[kind], seed=3)
+    nb_batches = whole[2]
+    assert nb_batches >= (EPOCHS + 1) * 7
+    nb_resumed = 0
+    for break_at in range(1, nb_batches):
+        folder = tmp_path / str(break_at)
+        again = resumed(folder, KINDS[kind], break_at, seed=3)
+        if again is not None:
+            nb_resumed += 1
+            # Again comes what was done since the last step: the last batch of a split, and what is evaluated after it.
+            assert again[2] <= nb_batches - break_at + NB_EVALUATED
+            check_same(whole, tmp_path / "whole", again, folder)
+    assert nb_resumed >= nb_batches - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"accumulate": 2},
+        {"accumulate": 4},
+        {"clip_norm": 0.1},
+        {"ema": 0.9},
+        {"accumulate": 4, "clip_norm": 0.1, "ema": 0.9},
+        {"amp": "bf16"},
+        {"amp": "fp16", "accumulate": 2},
+        {"eval_every_X_epoch": 2},
+        {"with_final_evaluation": False},
+    ],
+    ids=str,
+)
+def test_everything_that_a_training_keeps_goes_on(arguments, tmp_path):
+    whole = fit(tmp_path / "whole", KINDS["sequences"], seed=3, **arguments)
+    for break_at in (5, 9, 13, 17):
+        folder = tmp_path / str(break_at)
+        check_same(
+            whole, tmp_path / "whole", resumed(folder, KINDS["sequences"], break_at, seed=3, **arguments), folder
+        )
+
+
+def test_without_a_seed_it_goes_on_too(tmp_path):
+    """The seed of a chain is drawn by chance; it is in the checkpoint."""
+    orders = []
+
+    def noting():
+        inputs = toy_resume.of_sequences()()
+        orders.append(inputs["d"]["train"])
+        return inputs
+
+    with pytest.raises(Broken):
+        fit(tmp_path, noting, break_at=9)
+    fit(tmp_path, noting, resume=tmp_path / "default_r0")
+    assert orders[0].seed == orders[1].seed
+
+
+def test_checkpoints_at_the_ends_of_epochs_alone_lose_no_more_than_an_epoch(tmp_path):
+    whole = fit(tmp_path / "whole", KINDS["sequences"], checkpoint=CallbackCheckpoint(), seed=3)
+    for break_at in (8, 13, 14, 15):
+        folder = tmp_path / str(break_at)
+        again = resumed(folder, KINDS["sequences"], break_at, checkpoint=CallbackCheckpoint(), seed=3)
+        check_same(whole, tmp_path / "whole", again, folder)
+
+
+def test_a_training_may_be_broken_off_again_and_again(tmp_path):
+    whole = fit(tmp_path / "whole", KINDS["sequences"], seed=3)
+    folder = tmp_path / "again"
+    with pytest.raises(Broken):
+        fit(folder, KINDS["sequences"], break_at=2, seed=3)
+    for break_at in (4, 4, 4, 4, 4):
+        with pytest.raises(Broken):
+            fit(folder, KINDS["sequences"], break_at=break_at, seed=3, resume=folder / "default_r0")
+    again = fit(folder, KINDS["sequences"], seed=3, resume=folder / "default_r0")
+    check_same(whole, tmp_path / "whole", again, folder)
+    assert [path.name for path in folder.iterdir()] == ["default_r0"]
+
+
+def test_a_finished_training_does_nothing_and_returns(tmp_path):
+    whole = fit(tmp_path, KINDS["sequences"], seed=3)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "trainer.txt"}
+    again = fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0")
+    assert again[2] == 0
+    assert same_weights(whole[0], again[0])
+    assert without_times(whole[1]["history"]) == without_times(again[1]["history"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "trainer.txt"} == before
+
+
+def test_a_finished_training_may_be_given_more_epochs(tmp_path):
+    whole = fit(tmp_path / "whole", KINDS["sequences"], num_epochs=5, seed=3)
+    folder = tmp_path / "more"
+    fit(folder, KINDS["sequences"], num_epochs=2, seed=3)
+    again = fit(folder, KINDS["sequences"], num_epochs=5, seed=3, resume=folder / "default_r0")
+    check_same(whole, tmp_path / "whole", again, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ema": 0.9}, "ema"),
+        ({"amp": "fp16"}, "amp='fp16'"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused(changes, named, tmp_path):
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=9, seed=3)
+    with pytest.raises(CheckpointError, match=named):
+        fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0", **changes)
+
+
+def test_what_is_not_there_can_not_be_resumed(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        fit(tmp_path / "runs", KINDS["sequences"], resume=tmp_path)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        fit(tmp_path / "runs", KINDS["sequences"], resume=tmp_path / "last.pt")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_came_after_the_checkpoint_is_cut_out_of_a_log_that_had_grown_wider(tmp_path):
+    """A metric that is new in the epoch after the checkpoint has a column of its own by then."""
+    log = tmp_path / "default_r0" / "trainlog.csv"
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=9, checkpoint=CallbackCheckpoint(), seed=3)
+    text = log.read_text()
+    header, *rows = text.splitlines()
+    log.write_text("\n".join([f"{header},new", *(f"{row}," for row in rows), f"{rows[-1]},7"]) + "\n")
+    whole = fit(tmp_path / "whole", KINDS["sequences"], seed=3)
+    again = fit(tmp_path, KINDS["sequences"], checkpoint=CallbackCheckpoint(), seed=3, resume=tmp_path / "default_r0")
+    check_same(whole, tmp_path / "whole", again, tmp_path)
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+    """LOG-1."""
+    whole = fit(tmp_path / "whole", KINDS["sequences"], seed=3)
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=16, seed=3)
+    last = tmp_path / "default_r0" / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:-100])
+    again = fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0")
+    assert "last.pt' is damaged" in caplog.text
+    check_same(whole, tmp_path / "whole", again, tmp_path)
+
+
+def test_files_of_others_in_the_folder_survive(tmp_path):
+    """LOG-7."""
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=16, seed=3)
+    folder = tmp_path / "default_r0"
+    others = [folder / "notes.txt", folder / "checkpoints" / "mine.pt", folder / "checkpoints" / ".mine.pt.tmp"]
+    for path in others:
+        path.write_text("mine")
+    left_over = folder / "checkpoints" / ".last.pt.0123abcd.tmp"
+    left_over.write_text("half")
+    fit(tmp_path, KINDS["sequences"], seed=3, resume=folder)
+    assert all(path.read_text() == "mine" for path in others)
+    assert not left_over.exists()
+    assert np.all([path.exists() for path in others])

@@ -1,0 +1,109 @@
+"""When learning rates change, and which of them is told."""
+
+import pytest
+import torch
+from toy_trainer import Net, fitting_in, trainer
+from toy_training import batches
+
+from trw_pipeline.training.callback import Callback
+from trw_pipeline.training.optimizers import Schedule, learning_rates
+
+
+class Rates(Callback):
+    """The learning rate of each step."""
+
+    def __init__(self):
+        self.of_steps = []
+        self.at_epoch_starts = []
+
+    def on_epoch_start(self, run):
+        self.at_epoch_starts.append(learning_rates(run.optimizers))
+
+    def on_step_start(self, run):
+        self.of_steps.append(run.optimizer.param_groups[0]["lr"])
+
+
+def inputs():
+    return {"d": {"train": batches(6, 2), "valid": batches(4, 2)}}
+
+
+def fit(tmp_path, make, num_epochs=2, **arguments):
+    """`make(optimizer)` gives the scheduler or schedulers; the rate begins at 1."""
+    rates = Rates()
+
+    def optimizers_fn(datasets, model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return {"d": optimizer}, {"d": make(optimizer)}
+
+    arguments |= {"inputs": inputs, "optimizers_fn": optimizers_fn, "model_fn": lambda options: Net()}
+    fitting_in(tmp_path)(trainer(rates), num_epochs=num_epochs, **arguments)
+    return rates
+
+
+def halved(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+
+def test_a_plain_scheduler_steps_once_an_epoch(tmp_path):
+    rates = fit(tmp_path, halved)
+    assert rates.of_steps == [1.0] * 3 + [0.5] * 3
+    assert rates.at_epoch_starts == [{"d": 1.0}, {"d": 0.5}]
+
+
+def test_a_scheduler_may_step_after_every_step(tmp_path):
+    rates = fit(tmp_path, lambda optimizer: Schedule(halved(optimizer), every="step"))
+    assert rates.of_steps == [0.5**n for n in range(6)]
+
+
+def test_steps_are_those_of_the_optimizer_not_batches(tmp_path):
+    rates = fit(tmp_path, lambda optimizer: Schedule(halved(optimizer), every="step"), accumulate=2)
+    assert rates.of_steps == [0.5**n for n in range(4)]
+
+
+def test_several_schedulers_of_one_optimizer_each_step_when_they_should(tmp_path):
+    rates = fit(
+        tmp_path,
+        lambda optimizer: [
+            Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), every="step"),
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1),
+        ],
+    )
+    assert rates.of_steps == pytest.approx([1.0, 0.5, 0.25, 0.0125, 0.00625, 0.003125])
+
+
+def test_a_scheduler_may_follow_a_metric(tmp_path):
+    """The rate falls after the first epoch whose metric is no better; epochs without the metric count for nothing."""
+    rates = fit(
+        tmp_path,
+        lambda optimizer: Schedule(
+            torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", factor=0.5, patience=0),
+            metric=("d", "valid", "info", "nb_samples"),  # always the same
+        ),
+        num_epochs=5,
+        eval_every_X_epoch=2,  # evaluates in the epochs 0, 1 and 3
+    )
+    assert [start["d"] for start in rates.at_epoch_starts] == [1.0, 1.0, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"every": "batch"}, "every must be 'epoch' or 'step', got 'batch'"),
+        ({"every": "step", "metric": "dsom"}, "metric"),
+    ],
+)
+def test_wrong_schedules_are_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        Schedule(None, **arguments)
+
+
+def test_rates_are_named_by_dataset_optimizer_and_group():
+    a, b, c = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+    of_d = torch.optim.SGD([{"params": [b], "lr": 0.2}, {"params": [c], "lr": 0.3}])
+    several = {"g": torch.optim.SGD([a], 0.1), "d": of_d}
+    assert learning_rates({"gan": several, "x": torch.optim.SGD([a], 0.4)}) == {
+        "gan/g": 0.1,
+        "gan/d": 0.2,
+        "gan/d/1": 0.3,
+        "x": 0.4,
+    }

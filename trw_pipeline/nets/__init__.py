@@ -1,0 +1,1 @@
+"""What torch does not have for networks; knows nothing of training."""

@@ -1,0 +1,96 @@
+"""Finds a loss that is no number before it reaches the weights, without making the device wait."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+
+from trw_pipeline.outputs.output import LossTerm
+
+NanPolicy: TypeAlias = Literal["raise", "skip", "stop"]
+
+
+def check_nan_policy(policy: str) -> None:
+    """Raises ValueError unless it is one of the three."""
+    if policy not in get_args(NanPolicy):
+        raise ValueError(f"nan_policy must be one of {get_args(NanPolicy)}, got {policy!r}")
+
+
+class Place(NamedTuple):
+    """A batch: where it stood in the training, and what its heads said.
+
+    Attributes:
+        losses: output -> its loss.
+        uids: identifiers of its samples, or None.
+    """
+
+    epoch: int
+    split: str
+    batch_index: int
+    nb_steps: int
+    losses: Mapping[str, Any]
+    uids: Any
+
+    def __str__(self) -> str:
+        values = {name: _value(loss) for name, loss in self.losses.items()}
+        guilty = [f"{name}={value}" for name, value in values.items() if not math.isfinite(value)] or ["none of them"]
+        uids = self.uids.tolist() if hasattr(self.uids, "tolist") else self.uids
+        return (
+            f"epoch {self.epoch}, {self.split}, batch {self.batch_index}, after {self.nb_steps} steps; heads whose "
+            f"loss is not finite: {', '.join(guilty)}; sample_uid of the batch: {uids}"
+        )
+
+
+class LossWatch:
+    """Looks at every loss that is trained on.
+
+    On the CPU it is looked at where it lies. From an accelerator the answer travels while the work goes on, and is
+    heard some batches later, at the end of the split at the latest, because to wait for it would stop the device at
+    every batch.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[torch.Tensor, torch.cuda.Event, Place]] = deque()
+
+    def is_finite(self, loss: torch.Tensor) -> bool:
+        """Whether the loss is a number. Makes an accelerator wait."""
+        loss = loss.detach()
+        if loss.dtype not in (torch.float32, torch.float64):
+            loss = loss.float()
+        # For a tensor on the CPU this is no read of the device, and six times faster than `item`.
+        return math.isfinite(loss.cpu().numpy())
+
+    def send(self, loss: torch.Tensor, place: Place) -> None:
+        """Asks an accelerator whether the loss is a number."""
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_(loss.detach().isfinite(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._pending.append((flag, event, place))
+
+    def heard(self, wait: bool = False) -> Place | None:
+        """Returns the first batch whose loss turned out to be none, as far as answers are there, or waits for all."""
+        while self._pending and (wait or self._pending[0][1].query()):
+            flag, event, place = self._pending.popleft()
+            event.synchronize()
+            if not flag.item():
+                self._pending.clear()
+                return place
+        return None
+
+
+def losses_of(terms: Mapping[str, LossTerm]) -> dict[str, Any]:
+    """Returns the losses of heads, without their graphs."""
+    return {
+        name: term["loss"].detach() if isinstance(term["loss"], torch.Tensor) else term["loss"]
+        for name, term in terms.items()
+        if "loss" in term
+    }
+
+
+def _value(loss: Any) -> float:
+    return float(loss.float()) if isinstance(loss, torch.Tensor) else float(loss)

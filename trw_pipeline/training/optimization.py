@@ -1,0 +1,156 @@
+"""How the gradients of batches become steps of the optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+Amp: TypeAlias = Literal["bf16", "fp16"]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Optimization:
+    """Turns losses into gradients and gradients into steps, for any number of optimizers.
+
+    A step is made of the gradients of a group of `accumulate` batches; at the end of a split it is made of those that
+    are left. Whatever the sizes of its batches, the gradient of a group is that of one batch with all its samples: each
+    loss, a mean over the samples of its batch, counts by their number. (Statistics of batch normalisation remain those
+    of each batch.)
+
+    Args:
+        accumulate: so many batches make a step.
+        clip_norm: the 2-norm of all gradients of a step is scaled down to this, after they were unscaled; or None.
+        amp: the model, its heads and the loss run in mixed precision: "bf16", or "fp16" with a gradient scaler.
+        ema: decay of an exponential moving average of the weights, in [0, 1); it is updated after every step. None: no
+            average.
+
+    Attributes:
+        scaler: gradient scaler of "fp16", else None.
+        average: the averaged model, or None.
+        nb_waiting: batches whose gradients wait for the next step.
+
+    Raises:
+        ValueError: an argument is out of range.
+        TypeError: `accumulate` is not an int.
+    """
+
+    def __init__(
+        self, accumulate: int = 1, clip_norm: float | None = None, amp: Amp | None = None, ema: float | None = None
+    ) -> None:
+        if not isinstance(accumulate, int) or isinstance(accumulate, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"accumulate must be an int, got {accumulate!r}")
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
+        if clip_norm is not None and not (clip_norm > 0 and math.isfinite(clip_norm)):
+            raise ValueError(f"clip_norm must be positive and finite, or None, got {clip_norm}")
+        if amp is not None and amp not in get_args(Amp):
+            raise ValueError(f"amp must be None or one of {get_args(Amp)}, got {amp!r}")
+        if ema is not None and not 0 <= ema < 1:
+            raise ValueError(f"ema must be a decay in [0, 1), or None, got {ema}")
+        self.accumulate = accumulate
+        self.clip_norm = clip_norm
+        self.scaler: Any = None
+        self.average: AveragedModel | None = None
+        self.nb_waiting = 0
+        self._dtype = None if amp is None else _DTYPES[amp]
+        self._ema = ema
+        self._device_type = "cpu"
+        self._nominal = 0.0  # samples of a group, if all its batches were as large as the first
+        self._nb_samples = 0.0  # of the group so far
+        self._weight = 1.0
+
+    def prepare(self, model: nn.Module, device: torch.device) -> None:
+        """Makes the gradient scaler and the average of the weights, where they are asked for."""
+        self._device_type = device.type
+        if self._dtype == torch.float16:
+            self.scaler = torch.amp.GradScaler(device.type)
+        if self._ema is not None:
+            self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self._ema))
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Returns the context in which a batch is judged."""
+        return nullcontext() if self._dtype is None else torch.autocast(self._device_type, self._dtype)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the group is full."""
+        return self.nb_waiting >= self.accumulate
+
+    def take(self, nb_samples: float) -> None:
+        """Takes a batch into the group: the losses that follow are of so many samples.
+
+        A loss with a denominator of its own (the pixels of a mask, a sum of weights) takes that instead.
+        """
+        self.nb_waiting += 1
+        self._nb_samples += nb_samples
+        self._nominal = self._nominal or nb_samples * self.accumulate
+        self._weight = nb_samples / self._nominal
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of a loss of the batch taken last."""
+        if self._weight != 1.0:
+            loss = loss * self._weight
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()
+
+    def step(self, optimizers: Mapping[str, Optimizer], model: nn.Module) -> None:
+        """Steps with the gradients of the group, and clears all of them."""
+        if self.scaler is not None:
+            for optimizer in optimizers.values():
+                self.scaler.unscale_(optimizer)
+        factor = self._nominal / self._nb_samples if self._nb_samples else 1.0
+        if factor != 1.0:
+            for gradient in _gradients(optimizers.values()):
+                gradient.mul_(factor)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(_parameters(optimizers.values()), self.clip_norm)
+        for optimizer in optimizers.values():
+            optimizer.step() if self.scaler is None else self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        model.zero_grad(set_to_none=True)  # of all parameters: a loss of one part may have left gradients in another
+        self.begin_group()
+        if self.average is not None:
+            self.average.update_parameters(model)
+
+    def group_state(self, model: nn.Module) -> dict[str, Any] | None:
+        """Returns what waits for the next step, or None if nothing does."""
+        if not self.nb_waiting:
+            return None
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        return {"nb": self.nb_waiting, "nominal": self._nominal, "nb_samples": self._nb_samples, "gradients": gradients}
+
+    def load_group_state(self, state: Mapping[str, Any], model: nn.Module) -> None:
+        """Puts it back."""
+        self.nb_waiting, self._nominal, self._nb_samples = state["nb"], state["nominal"], state["nb_samples"]
+        for name, parameter in model.named_parameters():
+            if name in state["gradients"]:
+                parameter.grad = state["gradients"][name].to(parameter.device)
+
+    def begin_group(self) -> None:
+        """Begins a new group of batches."""
+        self.nb_waiting = 0
+        self._nominal = self._nb_samples = 0.0
+
+
+def _parameters(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    unique = {
+        id(parameter): parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return list(unique.values())
+
+
+def _gradients(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in _parameters(optimizers) if parameter.grad is not None]
