@@ -12,21 +12,24 @@ does so once in a program.
     DataLoader tuned    collate to arrays in the workers, tensors made in the main process, prefetch 4
     ours, processes     SequenceArray(...).map(..., nb_workers=...).collate(), or .batch(64) on `samples`
     ours, threads       the same with backend="thread"
+    torchdata, spdl     on small, 8mb and 32mb, where they are installed (`peers.py` says how they are used)
+    only memcpy         on 8mb and 32mb: as many processes that copy a sample again and again, and send nothing
 
-Samples a second, median ratio to `DataLoader` over five rounds, on `cpu` nine (README.md has the spread, the other
-figures, and why):
+Samples a second, median ratio to `DataLoader` over five rounds (README.md has the spread, the other figures, and why):
 
-    x DataLoader      small  samples    cpu  latency    8mb   32mb
-    ----------------  -----  -------  -----  -------  -----  -----
-    in-process loop    10.9     7.88  0.866            7.14   5.62
-    DataLoader            1        1      1        1      1      1
-    DataLoader tuned   3.09     2.86   1.01     1.03  0.663  0.313
-    ours, processes    2.18   0.0774   1.03     1.02   1.89  0.952
-    ours, threads       5.1   0.0991  0.824     1.03    8.9   3.45
+    x DataLoader          small  samples   cpu  latency    8mb   32mb
+    --------------------  -----  -------  ----  -------  -----  -----
+    in-process loop        11.9     10.5  0.92            8.56   2.97
+    DataLoader                1        1     1        1      1      1
+    DataLoader tuned       3.04     2.92  1.16     1.29  0.668  0.321
+    ours, processes        5.58    0.808  1.53     1.29      5   4.24
+    ours, threads          2.35    0.212  1.56     1.29   7.38   4.42
+    torchdata, processes  0.785                           1.02    1.2
+    spdl, arena            4.45                           5.11   3.21
+    only memcpy                                           21.5   18.1
 
 Machine: 2 cores of an Intel Xeon (virtual), 24 GiB, Linux 6.18, Python 3.11.7, torch 2.13.0+cpu, numpy 2.4.6, pyzmq
-27.3.0. It was shared: other programs kept 0.25 to 1.2 cores busy all the while, so small differences mean nothing, and
-`cpu`, which wants both cores, can not be ranked at all.
+27.3.0. No other program took part, but the host is shared, and the speed of a core varied by a half.
 
     python -m benchmarks.bench_sequence [--quick] [--rounds 5] [--json PATH] [--only small,samples,...]
 """
@@ -49,6 +52,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks import peers
 from benchmarks.harness import (
     MIN_ROUNDS,
     CpuClock,
@@ -85,6 +89,9 @@ IN_PROCESS, LOADER, TUNED, PROCESSES, THREADS = (
 )
 
 
+FIRST_BATCHES = ("first_cold_ms", "first_warm_ms")
+
+
 @dataclass(frozen=True)
 class Workload:
     """Samples to make and the batches to make of them.
@@ -98,6 +105,8 @@ class Workload:
         job_size: number of samples in a job of ours; a job of `DataLoader` is always a batch.
         nb_workers: for every contender that has workers.
         in_process: whether the loop without workers is measured too.
+        peers: those of other libraries that are measured where they are installed.
+        bound: whether processes that only copy memory are measured too.
     """
 
     name: str
@@ -108,18 +117,27 @@ class Workload:
     job_size: int
     nb_workers: int = 2
     in_process: bool = True
+    peers: tuple[str, ...] = ()
+    bound: bool = False
 
     def shorter(self, nb_samples: int) -> Workload:
         """Returns the same with about so many samples, in whole batches."""
         return replace(self, nb_samples=max(1, nb_samples // self.batch_size) * self.batch_size)
 
+    def task(self) -> peers.Task:
+        """Returns what a peer should do."""
+        is_job_a_batch = self.job_size == self.batch_size
+        return peers.Task(self.make, self.nb_samples, self.batch_size, is_job_a_batch, self.nb_workers)
+
 
 def workloads() -> list[Workload]:
     """Makes the data of all workloads."""
     images, volumes = SmallImage.drawn(), InflatedVolume.drawn()
+    others = (peers.TORCHDATA, peers.SPDL)
+    large = partial(Workload, batch_size=1, job_size=1, peers=others, bound=True)
     # At the slowest contender's pace about one or two seconds an epoch.
     return [
-        Workload("small", "28x28 float32, batches of 64 made in the workers", images, 64 * 1000, 64, 64),
+        Workload("small", "28x28 float32, batches of 64 made in the workers", images, 64 * 1000, 64, 64, peers=others),
         Workload("samples", "28x28 float32, one job a sample, then batches of 64", images, 64 * 100, 64, 1),
         Workload("cpu", "inflate and normalise 64^3 int16, one a batch", volumes, 300, 1, 1),
         Workload(
@@ -132,10 +150,8 @@ def workloads() -> list[Workload]:
             nb_workers=16,
             in_process=False,
         ),
-        Workload(
-            "8mb", "8 MiB float32 copied into a fresh array, one a batch", CopiedArray((2, 1024, 1024)), 200, 1, 1
-        ),
-        Workload("32mb", "32 MiB float32, the same", CopiedArray((8, 1024, 1024)), 40, 1, 1),
+        large("8mb", "8 MiB float32 copied into a fresh array, one a batch", CopiedArray((2, 1024, 1024)), 200),
+        large("32mb", "32 MiB float32, the same", CopiedArray((8, 1024, 1024)), 40),
     ]
 
 
@@ -211,6 +227,7 @@ def contenders(workload: Workload) -> dict[str, Callable[[], Iterable[Tensors]]]
         TUNED: lambda: MadeInMain(loader(workload, 4, stacked)),
         PROCESSES: partial(chain, workload, "process"),
         THREADS: partial(chain, workload, "thread"),
+        **{name: partial(peers.opened, name, workload.task()) for name in peers.installed(workload.peers)},
     }
     return {IN_PROCESS: partial(InProcess, workload), **with_workers} if workload.in_process else with_workers
 
@@ -218,11 +235,11 @@ def contenders(workload: Workload) -> dict[str, Callable[[], Iterable[Tensors]]]
 @contextmanager
 def opened(open_it: Callable[[], Iterable[Tensors]]) -> Iterator[Iterable[Tensors]]:
     """Opens a contender, and ends its workers: those of a `DataLoader` end when nothing refers to it any more."""
-    batches = open_it()
+    batches: Any = open_it()
     try:
         yield batches
     finally:
-        if isinstance(batches, Sequence):
+        if hasattr(batches, "close"):
             batches.close()
 
 
@@ -323,8 +340,7 @@ def details(rounds: Rounds) -> str:
             str(Spread.of(ratios(figures, rounds[LOADER], "samples_per_s"))),
             shown(Spread.of(ratios(figures, rounds[TUNED], "samples_per_s")).median),
             str(Spread.of(values_of(figures, "cpu_s_per_1000"))),
-            str(Spread.of(values_of(figures, "first_cold_ms"))),
-            str(Spread.of(values_of(figures, "first_warm_ms"))),
+            *("" if name == peers.MEMCPY else str(Spread.of(values_of(figures, first))) for first in FIRST_BATCHES),
         ]
         for name, figures in rounds.items()
     ]
@@ -334,7 +350,7 @@ def details(rounds: Rounds) -> str:
 def summary(results: Mapping[str, Rounds]) -> str:
     """Lays out the samples/s of all workloads, as the median ratio to `DataLoader`."""
     rows: list[list[str]] = []
-    for name in (IN_PROCESS, LOADER, TUNED, PROCESSES, THREADS):
+    for name in dict.fromkeys(name for rounds in results.values() for name in rounds):
         cells = [
             shown(Spread.of(ratios(rounds[name], rounds[LOADER], "samples_per_s")).median) if name in rounds else ""
             for rounds in results.values()
@@ -383,13 +399,14 @@ def main() -> None:
     for workload in [workload for workload in all_workloads if workload.name in given.only]:
         one = workload.shorter(workload.nb_samples // 16) if given.quick else workload
         check_same_content(one)
-        rounds = alternate(
-            {name: partial(measure, open_it, one.nb_samples) for name, open_it in contenders(one).items()},
-            given.rounds,
-        )
+        measures = {name: partial(measure, open_it, one.nb_samples) for name, open_it in contenders(one).items()}
+        bound = {peers.MEMCPY: partial(peers.measure_memcpy, one.task())} if one.bound else {}
+        rounds = alternate(measures | bound, given.rounds)
         results[workload.name] = rounds
         print(f"\n{workload.name}: {workload.title}; {one.nb_samples} samples an epoch, {given.rounds} rounds")
         print(details(rounds))
+        for name, why in peers.left_out(one.peers).items():
+            print(f"left out: {name} ({why})")
         print(f"cores kept busy by other programs meanwhile: {cores_of_others(rounds):.2f}", flush=True)
     print(f"\n{summary(results)}")
     if given.quick:
