@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from patience import patience
 
 from trw_pipeline.errors import ExecutorError, WorkerLostError
 from trw_pipeline.executors.job import ErrorMaker, Job
@@ -93,7 +94,7 @@ def test_a_death_is_told_within_two_seconds(start_method, executor_of, tmp_path)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerLostError) as caught:
         executor.get(timeout=30)
-    assert time.monotonic() - start < SECONDS_TO_NOTICE
+    assert time.monotonic() - start < SECONDS_TO_NOTICE * patience()
     assert (caught.value.pid, caught.value.uid) == (pid, "s0")
     assert "SIGKILL" in str(caught.value)
 
@@ -117,7 +118,7 @@ def test_the_job_of_a_dead_worker_is_done_by_another_within_two_seconds(start_me
     os.kill(int(running[0][1]), signal.SIGKILL)
     gate.touch()
     assert [executor.get(timeout=30).value for _ in range(2)] == [0, 1]
-    assert time.monotonic() - start < SECONDS_TO_NOTICE
+    assert time.monotonic() - start < SECONDS_TO_NOTICE * patience()
     assert executor.statistics()["jobs_retried"] == 1
 
 
