@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -72,6 +74,37 @@ def test_arrays_and_tensors_count_by_value_dtype_and_shape():
     strided = np.arange(12).reshape(3, 4)
     assert digest_of(strided.T) == digest_of(strided.T.copy())
     assert digest_of(torch.arange(4).reshape(2, 2).T) == digest_of(torch.tensor([[0, 2], [1, 3]]))
+
+
+class InSpace(torch.Tensor):
+    """A tensor with an attribute, as those of MONAI have."""
+
+    def __new__(cls, values, spacing):
+        tensor = values.as_subclass(cls)
+        tensor.spacing = spacing
+        return tensor
+
+
+@pytest.mark.parametrize(
+    "make", [lambda mask: np.ma.array([1, 2], mask=mask), lambda mask: InSpace(torch.zeros(2), spacing=mask)]
+)
+def test_what_a_subclass_adds_to_its_elements_counts(make):
+    assert digest_of(make([0, 1])) == digest_of(make([0, 1])) != digest_of(make([1, 0]))
+
+
+@pytest.mark.parametrize(("one", "other"), [(re.compile("a"), re.compile("b")), (np.add, np.subtract)])
+def test_what_a_registered_reducer_pickles_counts_by_value(one, other):
+    assert digest_of(one) == digest_of(copy.deepcopy(one)) != digest_of(other)
+    assert digest_of(lambda x: one(x)) != digest_of(lambda x: other(x))
+
+
+def test_a_dict_in_itself_has_a_digest():
+    def registry(name):
+        entries = {"name": name}
+        entries["all"] = entries
+        return entries
+
+    assert digest_of(registry("a")) == digest_of(registry("a")) != digest_of(registry("b"))
 
 
 def test_a_mapped_file_counts_by_when_it_was_written(tmp_path):

@@ -9,6 +9,7 @@ it asks of the world.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import os
@@ -64,12 +65,12 @@ class Digest:
         elif kind in (list, tuple):
             self._add_values(kind, obj)
         elif kind in (dict, MappingProxyType):
-            self._add_dict(dict(obj))
+            self._add_dict(obj)
         elif kind in (set, frozenset):
             self._write(kind.__name__, *sorted(digest_of(one).encode() for one in obj))
         elif isinstance(obj, np.memmap) and obj.mode == "r" and os.path.exists(str(obj.filename)):
             self._add_memmap(obj)
-        elif isinstance(obj, (np.ndarray, np.generic)) and not obj.dtype.hasobject:
+        elif _is_plain_array(obj):
             values = np.ascontiguousarray(obj).reshape(-1).view(np.uint8)
             self._write("array", repr((kind.__name__, obj.dtype, obj.shape)).encode(), values)
         elif _is_tensor(obj):
@@ -125,6 +126,9 @@ class Digest:
         torch: Any = sys.modules["torch"]
         values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
         self._write("tensor", repr((type(tensor).__name__, str(tensor.dtype), tuple(tensor.shape))).encode(), values)
+        if vars(tensor):  # of a subclass: where an image lies in space, say
+            self._write("attributes")
+            self.add(vars(tensor))
 
     # Code
 
@@ -203,8 +207,9 @@ class Digest:
 
     def _add_reduced(self, obj: Any) -> None:
         """Any other object counts by what its pickle would hold."""
+        reducer: Any = copyreg.dispatch_table.get(type(obj))  # of patterns of `re` and ufuncs, which have no other
         try:
-            reduced: Any = obj.__reduce_ex__(4)
+            reduced: Any = obj.__reduce_ex__(4) if reducer is None else reducer(obj)
         except Exception:  # noqa: BLE001 (its own hooks may raise anything)
             reduced = None
         self._write("object")
@@ -253,6 +258,11 @@ def _version_of(name: str) -> str:
         with contextlib.suppress(PackageNotFoundError, ValueError):
             version = metadata.version(name)
     return str(version or "")
+
+
+def _is_plain_array(obj: Any) -> bool:
+    """Whether its elements say all; a subclass may have more, such as a mask."""
+    return (type(obj) in (np.ndarray, np.memmap) or isinstance(obj, np.generic)) and not obj.dtype.hasobject
 
 
 def _is_tensor(obj: Any) -> bool:
