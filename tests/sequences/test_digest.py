@@ -74,6 +74,7 @@ def test_arrays_and_tensors_count_by_value_dtype_and_shape():
     strided = np.arange(12).reshape(3, 4)
     assert digest_of(strided.T) == digest_of(strided.T.copy())
     assert digest_of(torch.arange(4).reshape(2, 2).T) == digest_of(torch.tensor([[0, 2], [1, 3]]))
+    assert digest_of(torch.tensor(7).expand(1)) == digest_of(torch.tensor([7]))  # its stride is 0
 
 
 class InSpace(torch.Tensor):

@@ -124,7 +124,9 @@ class Digest:
 
     def _add_tensor(self, tensor: Any) -> None:
         torch: Any = sys.modules["torch"]
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # `reshape` would leave the stride of a single value, which may be 0.
+        values = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
         self._write("tensor", repr((type(tensor).__name__, str(tensor.dtype), tuple(tensor.shape))).encode(), values)
         if vars(tensor):  # of a subclass: where an image lies in space, say
             self._write("attributes")
