@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ class ReservoirIterator(SequenceIterator):
         super().__init__()
         self.share = reservoir.share
         self._reservoir: AnyReservoir | None = reservoir
+        self._given_up: Callable[[], AnyReservoir | None] = lambda: None  # the same, if it is still there
         self._is_live = reservoir.rules.is_continuous
         self._is_deterministic = reservoir.rules.is_deterministic
         self.can_resume = reservoir.can_resume
@@ -88,15 +90,20 @@ class ReservoirIterator(SequenceIterator):
 
     def executors(self) -> list[JobExecutor]:
         """Returns those of the reservoir until the epoch has begun; after that nothing has to be waited for."""
-        return self._open_reservoir().executors() if self._view is None else []
+        return self._open_reservoir().executors() if self._is_to_begin else []
 
     def bells(self) -> list[Bell]:
         """Returns those of the reservoir, as long."""
-        return self._open_reservoir().bells() if self._view is None else []
+        return self._open_reservoir().bells() if self._is_to_begin else []
+
+    @property
+    def _is_to_begin(self) -> bool:
+        # One that was closed never will: a stage beside it has ended the epoch, and jobs above may not be done yet.
+        return self._view is None and not self._closed
 
     def take_changes(self) -> bool:
         """Sends functions again that have changed; results of old ones are what a reservoir is for."""
-        if self._view is None:
+        if self._is_to_begin:
             self._open_reservoir().take_changes()
         return False
 
@@ -108,7 +115,7 @@ class ReservoirIterator(SequenceIterator):
 
     def fill(self) -> bool:
         """Sends jobs of the reservoir; its source hands them out as far as it can."""
-        return self._open_reservoir().fill()
+        return not self._closed and self._open_reservoir().fill()
 
     @property
     def has_background_jobs(self) -> bool:
@@ -179,6 +186,8 @@ class ReservoirIterator(SequenceIterator):
     def close(self) -> None:
         """Gives up the epoch; the reservoir is the sequence's."""
         super().close()
+        if self._reservoir is not None:
+            self._given_up = weakref.ref(self._reservoir)
         self._reservoir = self._view = None
 
     # Position
@@ -201,7 +210,8 @@ class ReservoirIterator(SequenceIterator):
         has_begun = at.has_begun or (self._length is not None and not self._is_deterministic)
         held = self._served_at(at.nb_drawn) if has_begun else self._before
         if held is None:
-            held = self._open_reservoir().mark()
+            # A stage that ended this epoch may still give what it has taken of it, and be asked where that stood.
+            held = (self._given_up() or self._open_reservoir()).mark()
         return {
             "stage": self.stage,
             "share": str(self.share),
