@@ -301,3 +301,17 @@ def test_an_optimizer_that_is_not_there_is_named():
 def test_wrong_arguments_are_named(arguments, error, named):
     with pytest.raises(error, match=named):
         Optimization(**arguments)
+
+
+@pytest.mark.parametrize("denominators", [(0, 3, 1), (3, 0, 1)])
+def test_a_batch_whose_loss_has_nothing_to_divide_by_has_no_weight(denominators):
+    """Batches of an empty mask, say: the gradient is that of the others, each by what it has."""
+    weight = nn.Parameter(torch.tensor(0.0))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optimization = Optimization(accumulate=3)
+    for denominator, slope in zip(denominators, (2.0, 4.0, 8.0), strict=True):
+        optimization.take(denominator)
+        optimization.backward(weight * slope)
+    expected = sum(d * s for d, s in zip(denominators, (2.0, 4.0, 8.0), strict=True)) / sum(denominators)
+    optimization.step({"": optimizer}, nn.Module())
+    assert weight.item() == pytest.approx(-expected)

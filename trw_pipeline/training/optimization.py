@@ -87,12 +87,13 @@ class Optimization:
     def take(self, nb_samples: float) -> None:
         """Takes a batch into the group: the losses that follow are of so many samples.
 
-        A loss with a denominator of its own (the pixels of a mask, a sum of weights) takes that instead.
+        A loss with a denominator of its own (the pixels of a mask, a sum of weights) takes that instead; if it is 0,
+        the batch has no weight.
         """
         self.nb_waiting += 1
         self._nb_samples += nb_samples
         self._nominal = self._nominal or nb_samples * self.accumulate
-        self._weight = nb_samples / self._nominal
+        self._weight = nb_samples / self._nominal if self._nominal else 0.0
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss of the batch taken last."""
