@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 import toy_resume
-from toy_resume import EPOCHS, Broken, fit, log_of, resumed, same_weights, without_times
+from toy_resume import EPOCHS, Broken, fit, log_of, optimizers_fn, resumed, same_weights, without_times
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.errors import CheckpointError
@@ -116,12 +117,23 @@ def test_a_finished_training_does_nothing_and_returns(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "trainer.txt"} == before
 
 
-def test_a_finished_training_may_be_given_more_epochs(tmp_path):
+@pytest.mark.parametrize("resume", ["default_r0", "default_r0/checkpoints/final.pt"])
+def test_a_finished_training_may_be_given_more_epochs(resume, tmp_path):
     whole = fit(tmp_path / "whole", KINDS["sequences"], num_epochs=5, seed=3)
     folder = tmp_path / "more"
     fit(folder, KINDS["sequences"], num_epochs=2, seed=3)
-    again = fit(folder, KINDS["sequences"], num_epochs=5, seed=3, resume=folder / "default_r0")
+    again = fit(folder, KINDS["sequences"], num_epochs=5, seed=3, resume=folder / resume)
     check_same(whole, tmp_path / "whole", again, folder)
+
+
+def test_a_finished_training_with_averaged_weights_is_loaded_and_does_not_go_on_from_them(tmp_path):
+    whole = fit(tmp_path, KINDS["sequences"], num_epochs=1, ema=0.5)
+    again = fit(tmp_path, KINDS["sequences"], num_epochs=1, ema=0.5, resume=tmp_path / "default_r0")
+    assert again[2] == 0
+    assert same_weights(whole[0], again[0])
+    final = tmp_path / "default_r0" / "checkpoints" / "final.pt"
+    with pytest.raises(CheckpointError, match=r"resume from .* last\.pt"):
+        fit(tmp_path, KINDS["sequences"], num_epochs=2, ema=0.5, resume=final)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +148,37 @@ def test_a_checkpoint_of_another_training_is_refused(changes, named, tmp_path):
         fit(tmp_path, KINDS["sequences"], break_at=9, seed=3)
     with pytest.raises(CheckpointError, match=named):
         fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0", **changes)
+
+
+def plain_adam(datasets, model):
+    return {"d": torch.optim.Adam(model.parameters())}, None
+
+
+def plain_sgd(datasets, model):
+    return {"d": torch.optim.SGD(model.parameters(), lr=0.1)}, optimizers_fn(datasets, model)[1]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [(plain_adam, "schedulers: {'d': 2}, this training: {}"), (plain_sgd, "'momentum'.* for SGD")],
+)
+def test_a_checkpoint_of_another_optimization_is_refused(other, named, tmp_path, monkeypatch):
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=9)
+    monkeypatch.setattr(toy_resume, "optimizers_fn", other)
+    with pytest.raises(CheckpointError, match=named):
+        fit(tmp_path, KINDS["sequences"], resume=tmp_path / "default_r0")
+
+
+def test_a_split_that_has_become_shorter_is_named(tmp_path):
+    def shorter():
+        inputs = toy_resume.of_loaders()
+        return {"d": {"train": list(inputs["d"]["train"])[:1], "valid": inputs["d"]["valid"]}}
+
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["loaders"], break_at=2)
+    with pytest.raises(CheckpointError, match=r"after 2 batches of d/train, which has 1 now"):
+        fit(tmp_path, shorter, resume=tmp_path / "default_r0")
 
 
 def test_what_is_not_there_can_not_be_resumed(tmp_path):

@@ -222,6 +222,7 @@ class Trainer:
         """Whether the training was over when the checkpoint was made; then loads what it left."""
         is_finished = checkpoint["is_finished"] and checkpoint["epoch"] >= run.epochs
         if is_finished:
+            run.optimization.average = None  # the weights that were saved are the average
             restore(run, checkpoint)
         return is_finished
 
@@ -235,6 +236,7 @@ class Trainer:
             run.fire("on_fit_start")
             if checkpoint is not None:
                 restore(run, checkpoint)
+                del run.history[run.epoch :]  # the final evaluation of a finished training that goes on: it is no epoch
             self._run_epochs(run, per_batch_terms, eval_every)
             run.take_average()
             self._run_final_evaluation(run, per_batch_terms, with_final_evaluation)

@@ -142,6 +142,11 @@ def _sequences(run: Run) -> dict[str, dict[str, Any]]:
 def _restore_model(run: Run, checkpoint: Checkpoint) -> None:
     run.model.load_state_dict(checkpoint["model"])
     average = run.optimization.average
+    if average is not None and checkpoint["is_finished"]:
+        raise CheckpointError(
+            "the model of a finished training is the average of its weights (ema), from which it can not go on: resume "
+            "from the folder of the run, or from last.pt"
+        )
     if (average is None) != (checkpoint["ema"] is None):
         raise CheckpointError("the checkpoint was made with an average of the weights (ema), or is to be used with one")
     if average is not None:
@@ -159,14 +164,25 @@ def _restore_optimizers(run: Run, checkpoint: Checkpoint) -> None:
     _check_same("optimizers", {f"{d}/{n}" for d in ours for n in ours[d]}, checkpoint["optimizers"])
     for dataset, optimizers in ours.items():
         for name, optimizer in optimizers.items():
+            options = [set(group) for group in optimizer.param_groups]
             optimizer.load_state_dict(checkpoint["optimizers"][dataset][name])
+            missing = set[str]().union(*options).difference(*optimizer.param_groups)
+            if missing:  # torch takes the options of another kind of optimizer in place of ours
+                kind = type(optimizer).__name__
+                raise CheckpointError(
+                    f"the checkpoint has no {sorted(missing)} for {kind}, the optimizer of {dataset!r}"
+                )
             if checkpoint["counters"]["nb_steps"]:
                 # It has stepped, though not in this process: else its scheduler warns that it goes first.
                 optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
     schedules: dict[str, list[Schedule]] = {
         dataset: schedules_of(run.schedulers, dataset) for dataset in run.schedulers or {}
     }
-    for dataset, states in checkpoint["schedulers"].items():
+    theirs, nb_ours = checkpoint["schedulers"], {dataset: len(of) for dataset, of in schedules.items()}
+    nb_theirs = {dataset: len(states) for dataset, states in theirs.items()}
+    if nb_ours != nb_theirs:
+        raise CheckpointError(f"the checkpoint has so many schedulers: {nb_theirs}, this training: {nb_ours}")
+    for dataset, states in theirs.items():
         for schedule, state in zip(schedules[dataset], states, strict=True):
             schedule.scheduler.load_state_dict(state)
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
-from trw_pipeline.errors import NonFiniteLossError
+from trw_pipeline.errors import CheckpointError, NonFiniteLossError
 from trw_pipeline.outputs.output import LossTerm, Output
 from trw_pipeline.training.finite import Place, losses_of
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
@@ -261,8 +261,12 @@ def _opened(split: Split, point: Mapping[str, Any] | None) -> Iterator[Any]:
         set_random_states(point["random"])
     iterator = iter(split)
     if not hasattr(split, "load_state_dict"):
-        for _ in range(point["batch_index"]):
-            next(iterator)
+        for number in range(point["batch_index"]):
+            if next(iterator, None) is None:
+                raise CheckpointError(
+                    f"the checkpoint was made after {point['batch_index']} batches of {point['dataset']}/"
+                    f"{point['split']}, which has {number} now"
+                )
     set_random_states(point["random_now"])
     return iterator
 
