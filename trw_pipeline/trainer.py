@@ -20,7 +20,7 @@ from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.files import create_numbered_folder
 from trw_pipeline.training import prediction, saved_model
 from trw_pipeline.training.callback import BatchCallback, Callback, LossTermsCallback, create_hook_table
-from trw_pipeline.training.checkpoint import Checkpoint, checkpoint_at, run_folder_of
+from trw_pipeline.training.checkpoint import Checkpoint, checkpoint_at, is_over, run_folder_of
 from trw_pipeline.training.finite import NanPolicy, check_nan_policy
 from trw_pipeline.training.loop import (
     EpochResult,
@@ -178,8 +178,8 @@ class Trainer:
                 of every split that has `with_seed`, keyed by dataset and split. None: whatever state they are in.
             resume: a checkpoint, or the folder of a run, whose newest checkpoint that is complete is taken: the
                 training goes on from there, in that folder, as if it had never stopped. A training that is finished,
-                with as many epochs as the options ask for, is loaded and nothing more. Everything else must be given as
-                it was.
+                with as many epochs as the options ask for or because it was stopped before, is loaded and nothing more.
+                Everything else must be given as it was.
             isolate_callbacks: an error in a callback is logged, and the training goes on.
             clock: seconds that never run backwards; every time that is logged comes from it.
 
@@ -209,7 +209,9 @@ class Trainer:
             run.optimization, run.training_step, run.nan_policy = optimization, step, nan_policy
             run.isolate_callbacks, run.clock = isolate_callbacks, clock
             optimization.prepare(run.model, run.device)
-            if checkpoint is None or not self._is_finished(run, checkpoint[1]):
+            if checkpoint is not None and is_over(checkpoint[1], run.epochs):
+                restore(run, checkpoint[1])  # what it left
+            else:
                 self._train(run, with_final_evaluation, eval_every_X_epoch, checkpoint and checkpoint[1])
         return run.model, {
             "history": run.history,
@@ -217,14 +219,6 @@ class Trainer:
             "outputs": run.outputs,
             "datasets_infos": run.datasets_infos,
         }
-
-    def _is_finished(self, run: Run, checkpoint: Checkpoint) -> bool:
-        """Whether the training was over when the checkpoint was made; then loads what it left."""
-        is_finished = checkpoint["is_finished"] and checkpoint["epoch"] >= run.epochs
-        if is_finished:
-            run.optimization.average = None  # the weights that were saved are the average
-            restore(run, checkpoint)
-        return is_finished
 
     def _train(
         self, run: Run, with_final_evaluation: bool, eval_every: int, checkpoint: Checkpoint | None = None

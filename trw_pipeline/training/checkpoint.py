@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -73,7 +74,7 @@ def checkpoint_at(path: str | os.PathLike[str], epochs: int) -> tuple[Path, Chec
 
     Args:
         path: a checkpoint; or the folder of a run, or its folder of checkpoints.
-        epochs: to train in all. Of a folder, the checkpoint of a finished training counts if it has as many.
+        epochs: to train in all. Of a folder, the checkpoint of a finished training counts if it is over, see `is_over`.
 
     Returns:
         The file, and what is in it. Of a folder it is the newest that is complete: those that are damaged are passed
@@ -94,9 +95,19 @@ def checkpoint_at(path: str | os.PathLike[str], epochs: int) -> tuple[Path, Chec
         except CheckpointError as error:
             _logger.warning("%s; the one before is used", error)
             continue
-        if not checkpoint["is_finished"] or checkpoint["epoch"] >= epochs:
+        if not checkpoint["is_finished"] or is_over(checkpoint, epochs):
             return one, checkpoint
     raise CheckpointError(f"no checkpoint in {os.fspath(path)!r} can be resumed: {sorted(one.name for one in paths)}")
+
+
+def has_all_epochs(checkpoint: Checkpoint, epochs: int) -> bool:
+    """Whether no epoch is left to do: there were so many, or the training was stopped before."""
+    return checkpoint["epoch"] >= epochs or checkpoint["counters"]["stop"]
+
+
+def is_over(checkpoint: Checkpoint, epochs: int) -> bool:
+    """Whether nothing is left to do, not even the final evaluation."""
+    return checkpoint["is_finished"] and has_all_epochs(checkpoint, epochs)
 
 
 def run_folder_of(checkpoint: Path) -> Path:
@@ -132,14 +143,27 @@ def _as_plain(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray):
         return _array_as_plain(value, where)
     if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value).items()
-        return {_as_plain(key, where): _as_plain(inner, f"{where}[{key!r}]") for key, inner in items}
+        mapping = cast("Mapping[Any, Any]", value)
+        items = {_as_plain(key, where): _as_plain(inner, f"{where}[{key!r}]") for key, inner in mapping.items()}
+        return _of_the_kind(mapping, items)
     if isinstance(value, (list, tuple)):
         inner = [_as_plain(one, f"{where}[{i}]") for i, one in enumerate(cast("list[Any]", value))]
         return tuple(inner) if isinstance(value, tuple) else inner
     if hasattr(value, "__fspath__"):
         return os.fspath(value)
     raise TypeError(f"{where} is a {type(value).__name__}: a checkpoint holds plain data, tensors and arrays")
+
+
+def _of_the_kind(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    """The items as a mapping of the same kind, where torch reads that kind without trust; else as they are."""
+    if isinstance(mapping, Counter):  # the milestones of a scheduler
+        return Counter(items)
+    if not isinstance(mapping, OrderedDict):
+        return items
+    copy: OrderedDict[Any, Any] = OrderedDict(items)
+    if hasattr(mapping, "_metadata"):  # the state of a module: the versions of its parts
+        copy._metadata = mapping._metadata  # pyright: ignore[reportAttributeAccessIssue]
+    return copy
 
 
 def _array_as_plain(array: np.ndarray, where: str) -> dict[str, Any]:
@@ -156,7 +180,7 @@ def _from_plain(value: Any) -> Any:
         known = cast("dict[Any, Any]", value)
         if _ARRAY in known:
             return _array_from_plain(known)
-        return {key: _from_plain(inner) for key, inner in known.items()}
+        return _of_the_kind(known, {key: _from_plain(inner) for key, inner in known.items()})
     if isinstance(value, (list, tuple)):
         inner = [_from_plain(one) for one in cast("list[Any]", value)]
         return tuple(inner) if isinstance(value, tuple) else inner

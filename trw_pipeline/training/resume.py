@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from trw_pipeline.errors import CheckpointError
 from trw_pipeline.outputs.output import Output
-from trw_pipeline.training.checkpoint import Checkpoint
+from trw_pipeline.training.checkpoint import Checkpoint, has_all_epochs
 from trw_pipeline.training.optimizers import Schedule, by_name, schedules_of
 from trw_pipeline.training.randomness import random_states, set_random_states
 from trw_pipeline.training.run import Run, SplitPlace
@@ -75,7 +75,7 @@ def capture(run: Run, is_finished: bool = False) -> Checkpoint:
     }
 
 
-_COUNTERS = ("nb_steps", "nb_samples", "nb_not_finite", "stop")
+_COUNTERS = ("nb_steps", "nb_samples", "nb_not_finite", "stop", "is_averaged")
 
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
@@ -142,11 +142,14 @@ def _sequences(run: Run) -> dict[str, dict[str, Any]]:
 def _restore_model(run: Run, checkpoint: Checkpoint) -> None:
     run.model.load_state_dict(checkpoint["model"])
     average = run.optimization.average
-    if average is not None and checkpoint["is_finished"]:
+    if checkpoint["counters"]["is_averaged"]:
+        run.optimization.average = None  # the model has become it
+    if average is not None and run.optimization.average is None and not has_all_epochs(checkpoint, run.epochs):
         raise CheckpointError(
             "the model of a finished training is the average of its weights (ema), from which it can not go on: resume "
             "from the folder of the run, or from last.pt"
         )
+    average = run.optimization.average
     if (average is None) != (checkpoint["ema"] is None):
         raise CheckpointError("the checkpoint was made with an average of the weights (ema), or is to be used with one")
     if average is not None:

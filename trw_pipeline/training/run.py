@@ -115,6 +115,7 @@ class Run:
         nb_epochs_done: epochs that are finished, with the one at work from `on_epoch_end` on.
         logs: name -> file in the run folder whose length is in every checkpoint, and which is cut to it on resume.
         at_boundaries: called between two batches, and between two epochs; they may raise to end the training there.
+        is_averaged: the weights have become their average: the epochs are over.
         keeps_place: whether `place` is kept up to date, for who makes checkpoints within an epoch.
         error: what ended the training, or None.
 
@@ -173,6 +174,7 @@ class Run:
     nb_epochs_done: int = 0
     logs: dict[str, Path] = field(default_factory=dict[str, Path])
     at_boundaries: list[Callable[[Run], Any]] = field(default_factory=list["Callable[[Run], Any]"])
+    is_averaged: bool = False
     keeps_place: bool = False
     error: BaseException | None = None
 
@@ -234,6 +236,7 @@ class Run:
         average, self.optimization.average = self.optimization.average, None
         if average is not None:
             self.model.load_state_dict(average.module.state_dict())
+            self.is_averaged = True
 
     def backward(self, loss: torch.Tensor, nb_samples: float | None = None) -> None:
         """Add the gradients of a loss of this batch; a batch may have several losses.
