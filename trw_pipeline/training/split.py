@@ -309,8 +309,17 @@ def heads_of(run: Run) -> Mapping[str, Output]:
 
     Raises:
         TypeError: the model did not return a mapping.
+        Exception: what the model raised; ValueError with a note where a single sample in training may be the reason.
     """
-    heads = (run.split_model or run.model)(run.batch)
+    try:
+        heads = (run.split_model or run.model)(run.batch)
+    except ValueError as error:
+        if run.training and len_batch(run.batch) == 1:  # as batch normalisation refuses it
+            error.add_note(
+                f"batch {run.batch_index} of {run.dataset}/{run.split} has one sample: "
+                f"batch(..., discard_batch_not_full=True) leaves an incomplete last batch out of a training split"
+            )
+        raise
     if not isinstance(heads, Mapping):
         raise TypeError(f"a model must return a mapping of output name to Output, got {type(heads).__name__}")
     return cast("Mapping[str, Output]", heads)
