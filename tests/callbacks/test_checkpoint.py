@@ -51,8 +51,14 @@ def test_the_best_epoch_is_that_of_the_metric(tmp_path, values, arguments, best)
     assert [name for name in files if name.startswith("best")] == [f"best-{epoch}.pt" for epoch in best]
 
 
+def test_a_metric_that_is_not_there_is_named(tmp_path):
+    """LOOP-5: else there would never be a best."""
+    with pytest.raises(ValueError, match=r"no metric \('d', 'valid', 'y', 'dice'\).*'classification error'"):
+        files_after(tmp_path, CallbackCheckpoint(metric=("d", "valid", "y", "dice")))
+
+
 def test_the_best_one_survives_a_resume(tmp_path):
-    """T18: the lowest value is in epoch 1, the training ends after epoch 2 and is given two more."""
+    """T18, RES-3: the lowest value is in epoch 1, the training ends after epoch 2 and is given two more."""
     files_after(tmp_path, CallbackCheckpoint(metric=PATH), [3, 1, 2])
     fitting_in(tmp_path)(
         trainer(CallbackCheckpoint(metric=PATH), Scores([3, 1, 2, 1, 4])), num_epochs=5, resume=tmp_path / "default_r0"

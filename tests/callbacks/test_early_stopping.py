@@ -44,6 +44,7 @@ def test_of_several_the_first_to_give_up_ends_the_training(tmp_path):
 
 
 def test_a_metric_that_is_not_there_is_named(tmp_path):
+    """LOOP-5."""
     stopping = CallbackEarlyStopping(("d", "valid", "y", "dice"), 2)
     with pytest.raises(ValueError, match=r"no metric \('d', 'valid', 'y', 'dice'\).*'classification error'"):
         nb_epochs(tmp_path, [None, None], stopping)

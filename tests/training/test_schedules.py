@@ -85,6 +85,17 @@ def test_a_scheduler_may_follow_a_metric(tmp_path):
     assert [start["d"] for start in rates.at_epoch_starts] == [1.0, 1.0, 0.5, 0.5, 0.25]
 
 
+def test_a_metric_that_is_not_there_is_named(tmp_path):
+    """LOOP-5: else the scheduler would wait for ever."""
+    with pytest.raises(ValueError, match=r"no metric \('d', 'valid', 'y', 'dice'\).*'classification error'"):
+        fit(
+            tmp_path,
+            lambda optimizer: Schedule(
+                torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer), metric=("d", "valid", "y", "dice")
+            ),
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

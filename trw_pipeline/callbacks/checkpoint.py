@@ -48,7 +48,7 @@ class CallbackCheckpoint(Callback):
             `state_dict` is read again from its start when the training goes on, without using what was seen.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range; or, at the end of the first epoch, the history has no such metric.
     """
 
     outer = True
@@ -160,7 +160,9 @@ class CallbackCheckpoint(Callback):
         return f"{kind}-{epoch}.pt"
 
     def _is_best(self, run: Run) -> bool:
-        value = None if self.metric is None else metric_at(run.history[-1], self.metric)
+        if self.metric is None:
+            return False
+        value = metric_at(run.history[-1], self.metric, has_all_splits=run.epoch == 0)
         if value is None or math.isnan(value):
             return False
         sign = 1 if self.mode == "min" else -1

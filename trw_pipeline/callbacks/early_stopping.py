@@ -59,10 +59,8 @@ class CallbackEarlyStopping(Callback):
 
     def on_epoch_end(self, run: Run) -> None:
         """Compare the metric with the best so far."""
-        value = metric_at(run.history[-1], self.metric)
+        value = metric_at(run.history[-1], self.metric, has_all_splits=run.epoch == 0)
         if value is None:
-            if run.epoch == 0:
-                raise ValueError(f"the history has no metric {self.metric}, it has {sorted(_paths(run.history[-1]))}")
             return
         if self._is_better(value):
             self._best, self._nb_in_vain = value, 0
@@ -93,13 +91,3 @@ class CallbackEarlyStopping(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take them back."""
         self._best, self._nb_in_vain = state["best"], state["nb_in_vain"]
-
-
-def _paths(epoch: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    return [
-        (dataset, split, output, metric)
-        for dataset, splits in epoch.items()
-        for split, outputs in splits.items()
-        for output, metrics in outputs.items()
-        for metric in metrics
-    ]

@@ -164,18 +164,36 @@ def split_info(nb_samples: int, time_s: float, wait_s: float) -> dict[str, float
     }
 
 
-def metric_at(epoch: EpochHistory, path: tuple[str, str, str, str]) -> float | None:
+def metric_at(epoch: EpochHistory, path: tuple[str, str, str, str], has_all_splits: bool = False) -> float | None:
     """Find a metric of an epoch.
 
     Args:
         epoch: one entry of the history.
         path: (dataset, split, output, metric).
+        has_all_splits: whether all splits ran in the epoch, as they do in the first one. Then the metric must be there:
+            somebody waits for it who would else wait for ever.
 
     Returns:
         Its value; None where the epoch has it not, because that split was not evaluated.
+
+    Raises:
+        ValueError: it must be there, and is not; the message says what is.
     """
     dataset, split, output, metric = path
-    return epoch.get(dataset, {}).get(split, {}).get(output, {}).get(metric)
+    value = epoch.get(dataset, {}).get(split, {}).get(output, {}).get(metric)
+    if value is None and has_all_splits:
+        raise ValueError(f"the history has no metric {path}, it has {sorted(_paths(epoch))}")
+    return value
+
+
+def _paths(epoch: EpochHistory) -> list[tuple[str, str, str, str]]:
+    return [
+        (dataset, split, output, metric)
+        for dataset, splits in epoch.items()
+        for split, outputs in splits.items()
+        for output, metrics in outputs.items()
+        for metric in metrics
+    ]
 
 
 def _number(output: str, metric: str, value: Any) -> float:

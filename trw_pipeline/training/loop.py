@@ -160,6 +160,9 @@ def epoch_train_eval(
     Returns:
         Dataset -> split -> output -> loss term, and dataset -> split -> output -> metric -> value; without the splits
         that were not run.
+
+    Raises:
+        ValueError: a scheduler wants a metric that the first epoch has not, though all splits ran.
     """
     device = options["workflow_options"]["device"]
     train_split = options["workflow_options"]["train_split"]
@@ -192,7 +195,8 @@ def epoch_train_eval(
             trained += schedules
             if of_epoch.resume_point is None:  # else they stepped before the checkpoint was made
                 _step([schedule for schedule in schedules if schedule.metric is None])
-    _step([schedule for schedule in trained if schedule.metric is not None], epoch)
+    is_first = run_eval and of_epoch.epoch == 0
+    _step([schedule for schedule in trained if schedule.metric is not None], epoch, is_first)
     return outputs, epoch
 
 
@@ -248,10 +252,10 @@ def _take_done(run: Run, dataset: str, split: str, outputs: EpochOutputs, epoch:
         outputs.setdefault(dataset, {})[split] = run.resume_point["outputs"].get(dataset, {}).get(split, {})
 
 
-def _step(schedules: Iterable[Schedule], epoch: EpochHistory | None = None) -> None:
+def _step(schedules: Iterable[Schedule], epoch: EpochHistory | None = None, has_all_splits: bool = False) -> None:
     """Step what steps once an epoch; with the metric that it wants, if the epoch has it."""
     for schedule in schedules:
-        value = None if schedule.metric is None or epoch is None else metric_at(epoch, schedule.metric)
+        value = None if schedule.metric is None or epoch is None else metric_at(epoch, schedule.metric, has_all_splits)
         if value is not None:
             schedule.scheduler.step(value)
         elif schedule.metric is None and schedule.every == "epoch":

@@ -29,7 +29,8 @@ class Schedule:
         scheduler: what sets the learning rate.
         every: "epoch": when the splits of its dataset are done; "step": after every step of the optimizer.
         metric: the scheduler is given this metric, at the end of each epoch that has it, as
-            `torch.optim.lr_scheduler.ReduceLROnPlateau` wants it; or None.
+            `torch.optim.lr_scheduler.ReduceLROnPlateau` wants it; or None. One that the first epoch has not is an
+            error.
 
     Raises:
         ValueError: `every` is none of the two, or a metric is asked for at every step.
