@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from trw_pipeline.outputs.segmentation_metrics import MetricDice as MetricDice
     from trw_pipeline.outputs.segmentation_metrics import MetricIoU as MetricIoU
     from trw_pipeline.outputs.segmentation_metrics import default_segmentation_metrics as default_segmentation_metrics
+    from trw_pipeline.repeat import run_trainer_repeat as run_trainer_repeat
     from trw_pipeline.reporting.classification_report import classification_report as classification_report
     from trw_pipeline.reporting.classification_report import list_classes_from_mapping as list_classes_from_mapping
     from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
@@ -232,6 +233,7 @@ _FILE_OF = {
     "get_device": "batches.device",
     "len_batch": "batches.length",
     "list_classes_from_mapping": "reporting.classification_report",
+    "run_trainer_repeat": "repeat",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",
     "time_it": "timing",
