@@ -1,0 +1,203 @@
+"""The names, arguments and defaults of training that are documented: those of the reference, in its order."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import trw_pipeline as trw
+
+NEEDED = inspect.Parameter.empty
+"""The argument has no default."""
+
+SOMETHING = object()
+"""There is a default, which the reference does not write down, or makes at import; here it is made for each object."""
+
+HEAD = {
+    "criterion_fn": SOMETHING,
+    "collect_output": True,
+    "collect_only_non_training_output": False,
+    "metrics": SOMETHING,
+    "loss_reduction": SOMETHING,
+    "weight_name": None,
+    "loss_scaling": 1.0,
+    "output_postprocessing": SOMETHING,
+    "sample_uid_name": "sample_uid",
+}
+
+
+def of_head(target: str, *names: str, **changed: object) -> dict[str, object]:
+    return {"output": NEEDED, target: NEEDED, **{name: (HEAD | changed)[name] for name in names}}
+
+
+def of_split(*middle: str) -> dict[str, object]:
+    names = ("device", "dataset_name", "split_name", "split", *middle, "model", "loss_fn", "history")
+    return dict.fromkeys(names, NEEDED)
+
+
+def of_optimizer(*names: str, **defaults: object) -> dict[str, object]:
+    return dict.fromkeys(("datasets", "model", *names), NEEDED) | defaults
+
+
+FIT = {
+    "options": NEEDED,
+    "inputs_fn": NEEDED,
+    "model_fn": NEEDED,
+    "optimizers_fn": NEEDED,
+    "losses_fn": trw.default_sum_all_losses,
+    "loss_creator": trw.create_losses_fn,
+    "run_prefix": "default",
+}
+
+CALLBACK = dict.fromkeys(
+    ("self", "options", "history", "model", "losses", "outputs", "datasets", "datasets_infos", "callbacks_per_batch"),
+    NEEDED,
+)
+
+DOCUMENTED = {
+    trw.create_default_options: {"logging_directory": None, "num_epochs": 50, "device": None},
+    trw.Trainer: {
+        "callbacks_per_batch_fn": None,
+        "callbacks_per_batch_loss_terms_fn": None,
+        "callbacks_per_epoch_fn": trw.default_per_epoch_callbacks,
+        "callbacks_pre_training_fn": trw.default_pre_training_callbacks,
+        "callbacks_post_training_fn": trw.default_post_training_callbacks,
+        "trainer_callbacks_per_batch": trw.trainer_callbacks_per_batch,
+        "run_epoch_fn": trw.epoch_train_eval,
+    },
+    trw.Trainer.fit: {"self": NEEDED, **FIT, "with_final_evaluation": True, "eval_every_X_epoch": 1},
+    trw.Trainer.save_model: {"model": NEEDED, "result": NEEDED, "path": NEEDED},
+    trw.Trainer.load_model: {"path": NEEDED, "with_result": False, "device": None},
+    trw.run_trainer_repeat: {
+        "trainer": NEEDED,
+        **FIT,
+        "eval_every_X_epoch": 1,
+        "number_of_training_runs": 10,
+        "post_init_fn": None,
+    },
+    trw.epoch_train_eval: {
+        **dict.fromkeys(("options", "datasets", "optimizers", "model", "losses", "schedulers", "history"), NEEDED),
+        **dict.fromkeys(("callbacks_per_batch", "callbacks_per_batch_loss_terms", "run_eval"), NEEDED),
+        "eval_loop_fn": trw.eval_loop,
+        "train_loop_fn": trw.train_loop,
+    },
+    trw.eval_loop: of_split() | {"callbacks_per_batch": None, "callbacks_per_batch_loss_terms": None},
+    trw.train_loop: of_split("optimizer")
+    | {"callbacks_per_batch": NEEDED, "callbacks_per_batch_loss_terms": NEEDED, "apply_backward": True},
+    trw.create_losses_fn: {"datasets": NEEDED, "generic_loss": NEEDED},
+    trw.default_sum_all_losses: dict.fromkeys(("dataset_name", "batch", "loss_terms"), NEEDED),
+    trw.create_optimizers_fn: of_optimizer("optimizer_fn", scheduler_fn=None),
+    trw.create_sgd_optimizers_fn: of_optimizer("learning_rate", momentum=0.9, weight_decay=0, scheduler_fn=None),
+    trw.create_adam_optimizers_fn: of_optimizer("learning_rate", weight_decay=0, scheduler_fn=None),
+    trw.create_sgd_optimizers_scheduler_step_lr_fn: of_optimizer(
+        "learning_rate", "step_size", "gamma", weight_decay=0, momentum=0.9
+    ),
+    trw.create_adam_optimizers_scheduler_step_lr_fn: of_optimizer(
+        "learning_rate", "step_size", "gamma", weight_decay=0
+    ),
+    trw.create_scheduler_step_lr: {"optimizer": NEEDED, "step_size": 30, "gamma": 0.1},
+    trw.set_optimizer_learning_rate: {"optimizer": NEEDED, "learning_rate": NEEDED},
+    trw.Output: {"output": NEEDED, "criterion_fn": NEEDED, "collect_output": False, "sample_uid_name": None},
+    trw.OutputClassification: of_head(
+        "classes_name",
+        *[name for name in HEAD if name != "sample_uid_name"],
+        "maybe_optional",
+        "sample_uid_name",
+        maybe_optional=False,
+    ),
+    trw.OutputRegression: of_head("target_name", *HEAD),
+    trw.OutputSegmentation: of_head(
+        "target_name",
+        "criterion_fn",
+        "collect_only_non_training_output",
+        "metrics",
+        "loss_reduction",
+        "weight_name",
+        "loss_scaling",
+        "collect_output",
+        "output_postprocessing",
+        "sample_uid_name",
+        collect_only_non_training_output=True,
+    ),
+    trw.OutputEmbedding: {"output": NEEDED, "clean_loss_term_each_batch": False, "sample_uid_name": "sample_uid"},
+    trw.OutputRecord: {"output": NEEDED},
+    trw.Output.evaluate_batch: {"self": NEEDED, "batch": NEEDED, "is_training": NEEDED},
+    trw.Output.extract_history: {"self": NEEDED, "outputs": NEEDED},
+    trw.Output.loss_term_cleanup: {"self": NEEDED, "loss_term": NEEDED},
+    trw.Callback.__call__: CALLBACK,
+    trw.CallbackEpochSummary: {"logger": SOMETHING, "track_best_so_far": True},
+    trw.CallbackSaveLastModel: {"model_name": "last"},
+    trw.CallbackExportHistory: {"export_dirname": "history", "metrics_to_report": SOMETHING},
+    trw.default_classification_metrics: {},
+    trw.default_regression_metrics: {},
+    trw.default_segmentation_metrics: {},
+    trw.auroc: {"trues": NEEDED, "found_1_scores": NEEDED},
+    trw.classification_report: {"prediction_scores": NEEDED, "trues": NEEDED, "class_mapping": None},
+    trw.list_classes_from_mapping: {"mappinginv": NEEDED, "default_name": "unknown"},
+    trw.LossDiceMulticlass: {"normalization_fn": torch.nn.Sigmoid, "eps": 0.0001},
+    trw.LossDiceMulticlass.forward: {"self": NEEDED, "output": NEEDED, "target": NEEDED},
+    trw.create_or_recreate_folder: {"path": NEEDED, "nb_tries": 3, "wait_time_between_tries": 2.0},
+    trw.safe_filename: {"string": NEEDED},
+    trw.find_default_dataset_and_split_names: {
+        "datasets": NEEDED,
+        "default_dataset_name": None,
+        "default_split_name": None,
+        "train_split_name": None,
+    },
+    trw.time_it: {"time_name": None, "log": None},
+    trw.time_it.__call__: {"self": NEEDED, "fn": NEEDED},
+    trw.CleanAddedHooks: {"model": NEEDED},
+    trw.CleanAddedHooks.__exit__: dict.fromkeys(("self", "type", "value", "traceback"), NEEDED),
+    trw.CleanAddedHooks.record_hooks: {"module_source": NEEDED},
+    trw.get_device: {"module": NEEDED, "batch": None},
+    trw.to_value: {"v": NEEDED},
+    trw.len_batch: {"batch": NEEDED},
+    trw.transfer_batch_to_device: {"batch": NEEDED, "device": NEEDED, "non_blocking": False},
+    trw.default_collate_fn: {"batch": NEEDED, "device": NEEDED, "pin_memory": False, "non_blocking": False},
+    trw.collate_dicts: {"batch": NEEDED, "device": NEEDED, "pin_memory": False, "non_blocking": False},
+    trw.collate_list_of_dicts: {"batches": NEEDED, "device": NEEDED, "pin_memory": False, "non_blocking": False},
+}
+
+
+@pytest.mark.parametrize(("documented", "arguments"), DOCUMENTED.items(), ids=lambda v: getattr(v, "__qualname__", ""))
+def test_documented_arguments_come_in_their_order_with_their_defaults(documented, arguments):
+    parameters = inspect.signature(documented).parameters.values()
+    positional = {p.name: p.default for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD}
+    assert list(positional) == list(arguments)
+    for name, default in arguments.items():
+        if default is SOMETHING:
+            assert positional[name] is not NEEDED
+        else:
+            assert positional[name] == default
+
+
+@pytest.mark.parametrize("documented", DOCUMENTED, ids=lambda v: getattr(v, "__qualname__", ""))
+def test_what_is_new_is_keyword_only_and_has_a_default(documented):
+    parameters = inspect.signature(documented).parameters.values()
+    assert all(p.default is not NEEDED for p in parameters if p.kind == p.KEYWORD_ONLY)
+
+
+@pytest.mark.parametrize("kind", [trw.OutputClassification, trw.OutputRegression, trw.OutputSegmentation])
+def test_heads_have_the_documented_base_and_methods(kind):
+    assert issubclass(kind, trw.Output)
+    for name in ("evaluate_batch", "extract_history", "loss_term_cleanup"):
+        expected = list(inspect.signature(getattr(trw.Output, name)).parameters)
+        assert list(inspect.signature(getattr(kind, name)).parameters) == expected
+
+
+def test_the_documented_tags():
+    assert trw.Output.output_ref_tag == "output_ref"
+    assert trw.default_sample_uid_name == "sample_uid"
+    assert issubclass(trw.OutputEmbedding, trw.Output)
+    assert issubclass(trw.OutputRecord, trw.Output)
+    assert issubclass(trw.LossDiceMulticlass, torch.nn.Module)
+
+
+@pytest.mark.parametrize("kind", [trw.CallbackEpochSummary, trw.CallbackExportHistory, trw.CallbackSaveLastModel])
+def test_callbacks_are_called_as_documented(kind):
+    assert issubclass(kind, trw.Callback)
+    parameters = inspect.signature(kind.__call__).parameters
+    assert list(parameters)[:-1] == list(CALLBACK)
+    assert list(parameters.values())[-1].kind == inspect.Parameter.VAR_KEYWORD
