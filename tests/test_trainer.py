@@ -80,19 +80,21 @@ def test_the_model_function_gets_the_options(fit):
 # What is trained and evaluated when
 
 
-def test_evaluation_splits_run_in_epoch_zero_and_every_third_and_at_the_end(fit):
+@pytest.mark.parametrize(
+    ("num_epochs", "every", "evaluated"),
+    [(7, 3, [0, 2, 5, 7]), (5, 2, [0, 1, 3, 5]), (3, 1, [0, 1, 2, 3]), (3, 9, [0, 3])],
+)
+def test_evaluation_splits_run_in_epoch_zero_and_every_nth_and_at_the_end(fit, num_epochs, every, evaluated):
+    """T15."""
+
     def inputs():
         return {name: {"train": batches(4), "valid": batches(4), "test": batches(4)} for name in ("a", "b")}
 
-    _, result = fit(trainer(), inputs=inputs, num_epochs=7, eval_every_X_epoch=3)
-    assert len(result["history"]) == 8
+    _, result = fit(trainer(), inputs=inputs, num_epochs=num_epochs, eval_every_X_epoch=every)
+    assert len(result["history"]) == num_epochs + 1
     for dataset in ("a", "b"):
         present = [list(epoch[dataset]) for epoch in result["history"]]
-        assert [epoch for epoch, splits in enumerate(present) if "valid" in splits] == [0, 2, 5, 7]
-        assert all(
-            splits == (["train", "valid", "test"] if epoch in (0, 2, 5, 7) else ["train"])
-            for epoch, splits in enumerate(present)
-        )
+        assert present == [["train", "valid", "test"] if e in evaluated else ["train"] for e in range(num_epochs + 1)]
 
 
 def test_without_final_evaluation_there_are_no_outputs(fit):
@@ -254,20 +256,21 @@ def test_every_hook_fires_in_its_place(fit):
     ]
 
 
-def test_callbacks_of_the_reference_see_the_history_grow(fit):
+@pytest.mark.parametrize("num_epochs", [0, 1, 2, 5])
+def test_callbacks_of_the_reference_see_the_history_grow(fit, num_epochs):
+    """T45."""
     seen = []
 
     def callback(options, history, model, losses, outputs, datasets, datasets_infos, callbacks_per_batch, **kwargs):
         splits = None if outputs is None else list(outputs["d"])
         seen.append((len(history), splits, sorted(kwargs), kwargs.get("last_epoch")))
 
-    fit(trainer(callback, pre=[callback], post=[callback]))
+    fit(trainer(callback, pre=[callback], post=[callback]), num_epochs=num_epochs)
     per_epoch = ["last_epoch", "optimizers", "optimizers_fn"]
     assert seen == [
         (0, None, ["optimizers", "optimizers_fn"], None),
-        (1, ["train", "valid"], per_epoch, False),
-        (2, ["train", "valid"], per_epoch, True),
-        (3, ["train", "valid"], ["optimizers_fn"], None),
+        *((e, ["train", "valid"], per_epoch, e == num_epochs) for e in range(1, num_epochs + 1)),
+        (num_epochs + 1, ["train", "valid"], ["optimizers_fn"], None),
     ]
 
 

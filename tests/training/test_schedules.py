@@ -1,10 +1,13 @@
 """When learning rates change, and which of them is told."""
 
+import csv
+
 import pytest
 import torch
 from toy_trainer import Net, fitting_in, trainer
 from toy_training import batches
 
+from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.optimizers import Schedule, learning_rates
 
@@ -27,16 +30,16 @@ def inputs():
     return {"d": {"train": batches(6, 2), "valid": batches(4, 2)}}
 
 
-def fit(tmp_path, make, num_epochs=2, **arguments):
+def fit(tmp_path, make, num_epochs=2, rate=1.0, **arguments):
     """`make(optimizer)` gives the scheduler or schedulers; the rate begins at 1."""
     rates = Rates()
 
     def optimizers_fn(datasets, model):
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         return {"d": optimizer}, {"d": make(optimizer)}
 
     arguments |= {"inputs": inputs, "optimizers_fn": optimizers_fn, "model_fn": lambda options: Net()}
-    fitting_in(tmp_path)(trainer(rates), num_epochs=num_epochs, **arguments)
+    fitting_in(tmp_path)(trainer(rates, CallbackTrainLog()), num_epochs=num_epochs, **arguments)
     return rates
 
 
@@ -48,6 +51,24 @@ def test_a_plain_scheduler_steps_once_an_epoch(tmp_path):
     rates = fit(tmp_path, halved)
     assert rates.of_steps == [1.0] * 3 + [0.5] * 3
     assert rates.at_epoch_starts == [{"d": 1.0}, {"d": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("rate", "make"),
+    [
+        (1e-7, halved),
+        (1 / 3, lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)),
+        (0.1, lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 1e-4)),
+    ],
+)
+def test_the_rate_in_the_log_is_exactly_that_which_the_epoch_was_trained_with(tmp_path, rate, make):
+    """T10."""
+    of_steps = fit(tmp_path, make, num_epochs=4, rate=rate).of_steps
+    with (tmp_path / "default_r0" / "trainlog.csv").open(newline="") as file:
+        logged = [float(row["learning_rate[d]"]) for row in csv.DictReader(file)]
+    assert logged == of_steps[::3]
+    assert logged[0] == rate
+    assert len(set(logged)) == 4
 
 
 def test_a_scheduler_may_step_after_every_step(tmp_path):
