@@ -1,6 +1,7 @@
 """Which checkpoints are there when, and that each can be read without trust."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -83,6 +84,22 @@ def test_the_weights_in_a_file_are_those_of_its_epoch(tmp_path):
         assert len(loaded["history"]) == epoch + 1
         parts = {"optimizers", "schedulers", "scaler", "ema", "random", "sequences", "callbacks", "logs", "format"}
         assert parts <= set(loaded)
+
+
+def test_a_file_system_without_links_has_the_same_files(tmp_path, monkeypatch):
+    def refused(*paths):
+        raise OSError(95, "Operation not supported")
+
+    arguments = {"metric": PATH, "keep_n": 2}
+    with_links = files_after(tmp_path / "links", CallbackCheckpoint(**arguments), [3, 1, 2], seed=3)
+    monkeypatch.setattr(os, "link", refused)
+    assert files_after(tmp_path / "copies", CallbackCheckpoint(**arguments), [3, 1, 2], seed=3) == with_links
+    for name in with_links:
+        models = [
+            torch.load(tmp_path / kind / "default_r0" / "checkpoints" / name, weights_only=True)["model"]
+            for kind in ("links", "copies")
+        ]
+        assert torch.equal(models[0]["inner.weight"], models[1]["inner.weight"])
 
 
 def test_it_comes_after_all_others_wherever_it_stands(tmp_path):

@@ -6,10 +6,12 @@ import logging
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trw_pipeline.files import open_atomic
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.checkpoint import FOLDER, Checkpoint, remove_leftovers, save_checkpoint
 from trw_pipeline.training.history import metric_at
@@ -145,9 +147,11 @@ class CallbackCheckpoint(Callback):
         return {"best": self._best, "kept": {kind: list(epochs) for kind, epochs in self._kept.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Take them back; within a training, finish what a kill has left half-done when that epoch ended."""
         self._best = state["best"]
         self._kept = {kind: list(epochs) for kind, epochs in state["kept"].items()}
+        if self._signals is not None:
+            self._finish_writing()
 
     def _stop_watching(self) -> SignalWatch | None:
         signals, self._signals = self._signals, None
@@ -176,13 +180,33 @@ class CallbackCheckpoint(Callback):
         first = self._folder / names[0]
         save_checkpoint(checkpoint, first)
         for name in names[1:]:
-            temporary = self._folder / f".{name}.{secrets.token_hex(4)}.tmp"
-            try:
-                os.link(first, temporary)
-            except OSError:  # a file system without links
-                save_checkpoint(checkpoint, self._folder / name)
-            else:
-                temporary.replace(self._folder / name)
+            self._name_too(first, name)
+
+    def _name_too(self, path: Path, name: str) -> None:
+        temporary = self._folder / f".{name}.{secrets.token_hex(4)}.tmp"
+        try:
+            os.link(path, temporary)
+        except OSError:  # a file system without links
+            with path.open("rb") as file, open_atomic(self._folder / name) as copy:
+                shutil.copyfileobj(file, copy)
+        else:
+            temporary.replace(self._folder / name)
+
+    def _finish_writing(self) -> None:
+        """Gives the newest file the names that it has not got yet, and removes the older ones.
+
+        It is resumed from as soon as it has the first of its names, and the next epoch would give it no other.
+        """
+        newest = max((epoch for epochs in self._kept.values() for epoch in epochs), default=None)
+        paths = [self._folder / f"{kind}-{newest}.pt" for kind, epochs in self._kept.items() if newest in epochs]
+        there = [path for path in paths if path.exists()]
+        if there:
+            last = self._folder / "last.pt"
+            is_older = not last.exists() or last.stat().st_mtime_ns < there[0].stat().st_mtime_ns
+            missing = [path.name for path in paths if path not in there]
+            for name in [*missing, *([last.name] if self.save_last and is_older else [])]:
+                self._name_too(there[0], name)
+        self._remove_old()
 
     def _remove_old(self) -> None:
         for kind, epochs in self._kept.items():
