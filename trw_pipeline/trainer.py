@@ -293,6 +293,7 @@ class Trainer:
 
     def _run_final_evaluation(self, run: Run, per_batch_terms: list[Any], wanted: bool) -> None:
         if wanted:
+            run.is_final = True
             self._begin_entry(run)
             self._run_entry(run, None, per_batch_terms, run_eval=True)
         else:

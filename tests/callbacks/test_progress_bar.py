@@ -6,9 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from toy_trainer import fitting_in, trainer
 
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
-from trw_pipeline.training.callback import create_hook_table
+from trw_pipeline.training.callback import Callback, create_hook_table
 from trw_pipeline.training.run import Run
 
 
@@ -77,6 +78,19 @@ def test_it_names_epoch_dataset_and_split(bar):
     run.fire("on_fit_start")
     start_split(run, 5)
     assert "epoch 0 d/train" in terminal.getvalue()
+
+
+def test_the_final_evaluation_is_named_also_where_the_training_was_stopped_early(bar, tmp_path):
+    class Stops(Callback):
+        def on_epoch_end(self, run):
+            run.stop = True
+
+    callback, terminal = bar
+    fitting_in(tmp_path)(trainer(callback, Stops()), num_epochs=5)
+    text = terminal.getvalue()
+    assert "epoch 0 d/train" in text
+    assert "final evaluation d/train" in text
+    assert "epoch 1" not in text
 
 
 @pytest.mark.parametrize("end", ["on_fit_end", "on_exception"])

@@ -65,6 +65,13 @@ def test_callbacks_run_in_the_order_of_their_list_and_outer_ones_stand_around_th
     assert calls == [(name, hook) for name in expected]
 
 
+def test_a_callback_that_is_not_enabled_is_called_nowhere():
+    idle, calls = Everything("a", []), []
+    idle.enabled = False
+    table = create_hook_table([idle], [idle, OnlyEpochEnd("b", calls)], [idle])
+    assert {name: len(hooks) for name, hooks in table.items() if hooks} == {"on_epoch_end": 1}
+
+
 def test_pre_and_post_training_lists_fire_only_their_one_moment():
     calls = []
     table = create_hook_table(

@@ -205,6 +205,34 @@ def test_times_of_a_split_by_hand():
     }
 
 
+def test_what_is_done_between_two_batches_is_not_waiting_for_data():
+    clock = Clock()
+    run = Run(Net(), CPU, clock=clock, keeps_place=True)
+
+    def write_checkpoint(run):
+        clock.now += 100.0
+
+    run.at_boundaries.append(write_checkpoint)
+    _, history = evaluate(run.model, SlowData(clock, batches(6, 2)), run=run)
+    assert history["info"]["wait_s"] == 2.0 + 4 * 3.0
+    assert history["info"]["time_s"] == 4 * 100.0 + 14.0
+
+
+def test_the_figures_of_a_batch_are_gathered_after_the_hook_that_tells_of_its_loss():
+    seen = []
+
+    class Look(Callback):
+        def on_loss(self, run):
+            seen.append(("loss", run.meter.nb_samples))
+
+        def on_batch_end(self, run):
+            seen.append(("end", run.meter.nb_samples))
+
+    run = Run(Net(), CPU, hooks=create_hook_table(per_epoch=[Look()]))
+    evaluate(run.model, batches(4, 2), run=run)
+    assert seen == [("loss", 0), ("end", 2), ("loss", 2), ("end", 4)]
+
+
 # Reading values stops the device
 
 

@@ -71,7 +71,7 @@ class CallbackProgressBar(Callback):
         """Show a bar for the split."""
         if self._progress is not None:
             total = run.num_batches if run.num_batches is not None else self._nb_batches.get((run.dataset, run.split))
-            name = f"epoch {run.epoch}" if run.epoch < run.epochs else "final evaluation"
+            name = "final evaluation" if run.is_final else f"epoch {run.epoch}"
             self._task = self._progress.add_task(f"{name} {run.dataset}/{run.split}", total=total)
             self._draw()
 

@@ -78,6 +78,9 @@ class Callback:
     outer: ClassVar[bool] = False
     """Whether the callback stands around the others: first at hooks that start something, last at all others."""
 
+    enabled: bool = True
+    """Whether the callback is called at all; looked at once, before the training."""
+
     def __call__(
         self,
         options: Any,
@@ -180,6 +183,8 @@ def create_hook_table(
     )
     for callbacks, moment, hooks in lists:
         for callback in callbacks:
+            if isinstance(callback, Callback) and not callback.enabled:
+                continue
             wanted = _wanted(callback, moment, hooks)
             if not wanted:
                 raise ValueError(f"{type(callback).__name__} does nothing at {moment}, the moment of the list it is in")

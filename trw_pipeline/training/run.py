@@ -113,6 +113,7 @@ class Run:
         resumed: whether the training goes on from a checkpoint.
         resume_point: what was measured of the epoch and the split where it goes on, until that split begins.
         nb_epochs_done: epochs that are finished, with the one at work from `on_epoch_end` on.
+        is_final: whether the final evaluation is at work, or over.
         logs: name -> file in the run folder whose length is in every checkpoint, and which is cut to it on resume.
         at_boundaries: called between two batches, and between two epochs; they may raise to end the training there.
         is_averaged: the weights have become their average: the epochs are over.
@@ -172,6 +173,7 @@ class Run:
     resumed: bool = False
     resume_point: dict[str, Any] | None = None
     nb_epochs_done: int = 0
+    is_final: bool = False
     logs: dict[str, Path] = field(default_factory=dict[str, Path])
     at_boundaries: list[Callable[[Run], Any]] = field(default_factory=list["Callable[[Run], Any]"])
     is_averaged: bool = False

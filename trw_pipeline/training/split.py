@@ -94,8 +94,8 @@ def judge(run: Run) -> None:
         TypeError: the model did not return a mapping of heads.
     """
     nb_samples = forward(run)
-    run.meter.add(run.terms, run.loss, nb_samples)
     run.fire("on_loss")
+    run.meter.add(run.terms, run.loss, nb_samples)  # after the hook, so that one can tell judging from gathering
 
 
 def supervised(run: Run) -> None:
@@ -219,6 +219,7 @@ def _arrivals(run: Run, split: Split, point: Mapping[str, Any] | None) -> Genera
     """
     asked = run.clock()
     iterator = _opened(split, point)
+    run.wait_s += run.clock() - asked
     place = run.place
     if place is not None:
         place.iterator = iterator
@@ -230,6 +231,7 @@ def _arrivals(run: Run, split: Split, point: Mapping[str, Any] | None) -> Genera
                 run.is_between_batches = True
                 for at_boundary in run.at_boundaries:
                     at_boundary(run)
+            asked = run.clock()  # not before: a checkpoint that is written here is no data to wait for
             try:
                 batch = next(iterator)
             except StopIteration:
@@ -238,7 +240,6 @@ def _arrivals(run: Run, split: Split, point: Mapping[str, Any] | None) -> Genera
             finally:
                 run.wait_s += run.clock() - asked
             yield batch
-            asked = run.clock()
     finally:
         run.is_between_batches = False
         if place is not None and not is_exhausted:
