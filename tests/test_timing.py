@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from trw_pipeline.timing import time_it
+from trw_pipeline.timing import Stopwatch, time_it
 
 
 def test_each_call_tells_its_time_and_gives_what_the_function_gives():
@@ -45,3 +45,27 @@ def test_arguments_can_be_given_with_the_function():
     power = time_it("power", log=lambda text: None)(pow, 2, mod=7)
     assert power(5) == 4
     assert power(5, mod=3) == 2
+
+
+def test_a_stopwatch_adds_up_the_time_in_which_it_runs():
+    times = iter([10.0, 13.0, 15.0, 100.0, 101.0])
+    watch = Stopwatch(2.0)
+    assert watch.elapsed_s == 2.0
+    watch.start(times.__next__)
+    assert watch.elapsed_s == 2.0 + 3.0
+    watch.stop()
+    assert watch.elapsed_s == 2.0 + 5.0
+    watch.start(times.__next__)
+    watch.stop()
+    watch.stop()
+    assert watch.elapsed_s == 2.0 + 5.0 + 1.0
+
+
+def test_a_stopwatch_that_runs_goes_on_when_it_is_started():
+    now = [10.0]
+    watch = Stopwatch()
+    watch.start(lambda: now[0])
+    now[0] = 12.0
+    watch.start(lambda: now[0])
+    now[0] = 15.0
+    assert watch.elapsed_s == 5.0

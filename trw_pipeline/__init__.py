@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
+    from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
@@ -164,6 +165,7 @@ _FILE_OF = {
     "MetricSensitivitySpecificity": "outputs.classification_metrics",
     "MetricStateful": "outputs.metrics",
     "MissingExtraError": "errors",
+    "MonitorCallback": "callbacks.monitor",
     "NonFiniteLossError": "errors",
     "Output": "outputs.output",
     "OutputClassification": "outputs.classification",

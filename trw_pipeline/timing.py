@@ -55,3 +55,32 @@ class time_it:
                 log(f"{name} took {time.perf_counter() - started:.6g} s")
 
         return timed
+
+
+class Stopwatch:
+    """Adds up the time between its starts and stops.
+
+    Args:
+        elapsed_s: seconds that it shows at first; it stands still.
+    """
+
+    def __init__(self, elapsed_s: float = 0.0) -> None:
+        self._before_s = elapsed_s
+        self._clock: Callable[[], float] | None = None
+        self._started = 0.0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds so far."""
+        return self._before_s + (0.0 if self._clock is None else self._clock() - self._started)
+
+    def start(self, clock: Callable[[], float]) -> None:
+        """Let it run, by a clock whose seconds never run backwards; one that runs goes on."""
+        self._before_s = self.elapsed_s
+        self._clock = clock
+        self._started = clock()
+
+    def stop(self) -> None:
+        """Let it stand still. Idempotent."""
+        self._before_s = self.elapsed_s
+        self._clock = None

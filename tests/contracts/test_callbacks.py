@@ -10,6 +10,7 @@ from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
@@ -24,6 +25,7 @@ CALLBACKS = {
     "early_stopping": functools.partial(CallbackEarlyStopping, ("d", "valid", "overall_loss", "loss"), patience=2),
     "epoch_summary": CallbackEpochSummary,
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
+    "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
     "save_last_model": CallbackSaveLastModel,
     "train_log": CallbackTrainLog,
@@ -141,5 +143,5 @@ def test_all_callbacks_of_the_package_are_here():
     found = set()
     for module in pkgutil.iter_modules(trw_pipeline.callbacks.__path__):
         names = vars(importlib.import_module(f"trw_pipeline.callbacks.{module.name}"))
-        found |= {name for name, thing in names.items() if isinstance(thing, type) and name.startswith("Callback")}
+        found |= {name for name, thing in names.items() if isinstance(thing, type) and issubclass(thing, Callback)}
     assert found - {"Callback"} == {type(create()).__name__ for create in CALLBACKS.values()}
