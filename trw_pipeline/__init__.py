@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trw_pipeline.batches.device import to_value as to_value
     from trw_pipeline.batches.device import transfer_batch_to_device as transfer_batch_to_device
     from trw_pipeline.batches.length import len_batch as len_batch
+    from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl as CallbackAdaptorClinicadl
     from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
@@ -133,6 +134,7 @@ if TYPE_CHECKING:
 
 _FILE_OF = {
     "Callback": "training.callback",
+    "CallbackAdaptorClinicadl": "callbacks.adaptor_clinicadl",
     "CallbackCheckpoint": "callbacks.checkpoint",
     "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",

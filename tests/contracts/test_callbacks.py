@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
@@ -20,7 +21,23 @@ from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.optimizers import create_sgd_optimizers_fn
 from trw_pipeline.training.options import create_default_options
 
+
+class OfClinicadl:
+    def __init__(self):
+        self.nb_epochs = 0
+
+    def on_epoch_end(self, *, state, **keywords):
+        self.nb_epochs += 1
+
+    def state_dict(self):
+        return {"nb_epochs": self.nb_epochs}
+
+    def load_state_dict(self, state_dict):
+        self.nb_epochs = state_dict["nb_epochs"]
+
+
 CALLBACKS = {
+    "adaptor_clinicadl": lambda: CallbackAdaptorClinicadl(OfClinicadl()),
     "checkpoint": CallbackCheckpoint,
     "early_stopping": functools.partial(CallbackEarlyStopping, ("d", "valid", "overall_loss", "loss"), patience=2),
     "epoch_summary": CallbackEpochSummary,
