@@ -9,8 +9,10 @@ import time
 
 import pytest
 import zmq
+from toy_descriptors import nb_descriptors
 
 from trw_pipeline.errors import ExecutorError, WouldBlock
+from trw_pipeline.executors.job_executor import JobExecutor
 
 
 class InterruptedSocket(zmq.Socket):
@@ -89,6 +91,30 @@ def test_an_interrupt_while_a_worker_starts_leaves_none(executor_of, monkeypatch
     monkeypatch.setattr(process.BaseProcess, "start", start_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         executor_of(2, lambda x: x)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="not on this system")
+@pytest.mark.parametrize(("method", "opening"), [("forkserver", "open"), ("fork", "pidfd_open")])
+def test_an_interrupt_while_a_worker_is_replaced_leaves_no_descriptor(monkeypatch, method, opening):
+    """It comes when something was opened that nobody has taken yet."""
+
+    def interrupt_once_open(*arguments):
+        monkeypatch.undo()
+        descriptor = getattr(os, opening)(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return descriptor
+
+    with JobExecutor(1, bytes, start_method=method):
+        pass  # what lives as long as the program
+    before = nb_descriptors()
+    with JobExecutor(1, bytes, start_method=method) as executor:
+        executor.put(1)
+        os.kill(executor.get(timeout=30).pid, signal.SIGKILL)
+        executor.put(1)
+        monkeypatch.setattr(os, opening, interrupt_once_open)
+        with pytest.raises(KeyboardInterrupt):
+            executor.get(timeout=30)
+    assert nb_descriptors() == before
 
 
 @pytest.mark.slow

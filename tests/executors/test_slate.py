@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from toy_descriptors import nb_descriptors
 
 from trw_pipeline.executors.slate import SLATE_BYTES, Slate
 
@@ -68,6 +69,51 @@ def test_both_sides_see_the_same_file(tmp_path):
 def test_a_folder_that_is_gone_is_an_os_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         Slate.in_file(str(tmp_path / "nowhere" / "slate"))
+
+
+def test_one_that_is_closed_lets_go_of_its_file_and_still_says_which_job_was_the_last(tmp_path):
+    before = nb_descriptors()
+    slate = Slate.in_file(str(tmp_path / "slate"))
+    slate.begin(7)
+    slate.close()
+    slate.close()
+    assert (slate.last, slate.read()) == (7, None)
+    assert nb_descriptors() == before
+
+
+def interrupted_at(moment: int, path: str) -> bool:
+    """Makes a slate, with an interrupt before the bytecode of that number; whether there are so many."""
+    nb_left = moment
+
+    def count(frame, event, argument):
+        nonlocal nb_left
+        if frame.f_code is Slate.in_file.__func__.__code__:
+            frame.f_trace_opcodes = True
+            nb_left -= event == "opcode"
+            if nb_left < 0:
+                raise KeyboardInterrupt
+            return count
+        return None
+
+    others = sys.gettrace()
+    sys.settrace(count)
+    try:
+        Slate.in_file(path)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(others)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_an_interrupt_at_any_moment_leaves_no_descriptor(tmp_path):
+    before = nb_descriptors()
+    moment = 0
+    while interrupted_at(moment, str(tmp_path / str(moment))):
+        moment += 1
+    assert moment > 20
+    assert nb_descriptors() == before
 
 
 @pytest.mark.slow

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 
 import pytest
+import zmq
+from toy_descriptors import nb_descriptors
 
 from trw_pipeline.errors import ExecutorError
+from trw_pipeline.executors import recruiter
 from trw_pipeline.executors.job_executor import JobExecutor
 
 
@@ -94,3 +99,22 @@ def test_a_replaced_worker_runs_its_initialiser_as_well(executor_of, tmp_path):
         executor.get(timeout=30)
     executor.put(0)
     assert (before, executor.get(timeout=30).value) == ("x", "xx")
+
+
+def can_not(*_arguments, **_keywords):
+    raise zmq.ZMQError(errno.EMFILE)
+
+
+def test_a_worker_that_can_not_be_started_leaves_no_descriptor_though_its_error_is_kept(monkeypatch):
+    with JobExecutor(1, bytes):
+        pass  # what lives as long as the program
+    before = nb_descriptors()
+    with JobExecutor(1, bytes) as executor:
+        executor.put(1)
+        os.kill(executor.get(timeout=30).pid, signal.SIGKILL)
+        executor.put(1)
+        monkeypatch.setattr(recruiter, "WorkerProcess", can_not)
+        with pytest.raises(zmq.ZMQError) as kept:
+            executor.get(timeout=30)
+    assert nb_descriptors() == before
+    assert kept.value.__traceback__ is not None  # of frames that know the worker

@@ -146,12 +146,17 @@ class ProcessRecruiter:
             None if arena is None else ArenaFile(arena.fd),
             options.compression,
         )
-        seat.process = WorkerProcess(self._start_method, name, (setup, seat.identity), options.preload)
+        try:
+            seat.process = WorkerProcess(self._start_method, name, (setup, seat.identity), options.preload)
+        except BaseException:
+            self.dismiss(seat)
+            raise
         seat.pid = seat.process.pid
         return seat
 
     def dismiss(self, seat: Seat) -> None:
         """Removes the slate of a process."""
+        seat.slate.close()
         with contextlib.suppress(OSError):  # the folder has been removed
             os.remove(self.door.slate_path(seat.identity))
 

@@ -35,6 +35,9 @@ class Slate:
     """
 
     def __init__(self, memory: Any) -> None:
+        self._show(memory)
+
+    def _show(self, memory: Any) -> None:
         self._numbers = memoryview(memory).cast("B").cast("Q")
         self._times = memoryview(memory).cast("B").cast("d")
 
@@ -45,8 +48,10 @@ class Slate:
         Raises:
             OSError: it can not be.
         """
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+        # Not by `os.open`: what it returns would be lost if a signal handler raised just then.
+        with open(path, "a+b", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < SLATE_BYTES:
+                os.chmod(path, 0o600)
                 # Takes the space now: later a full disk would be a bus error.
                 file.write(_BLANK)
             return cls(mmap.mmap(file.fileno(), SLATE_BYTES))
@@ -55,6 +60,15 @@ class Slate:
     def in_memory(cls) -> Slate:
         """Makes one for a thread."""
         return cls(bytearray(_BLANK))
+
+    def close(self) -> None:
+        """Lets go of the file of a worker that has ended: it is at nothing, but `last` stays. Idempotent.
+
+        Python keeps a descriptor for the mapping, and whoever still knows the worker would keep that.
+        """
+        # A copy takes its place at once, so another thread may be reading.
+        self._show(bytearray(self._numbers))
+        self.end()
 
     def begin(self, ticket: int) -> None:
         """Notes the job that begins now."""

@@ -31,6 +31,7 @@ from trw_pipeline.executors.blosc_codec import BloscCodec
 from trw_pipeline.executors.closing import ClosableInUse
 from trw_pipeline.executors.codec import Frame
 from trw_pipeline.executors.function import MappedFunction
+from trw_pipeline.executors.interrupts import interrupts_held
 from trw_pipeline.executors.pickle_codec import PickleCodec
 from trw_pipeline.executors.pool import WorkerFigures, milliseconds
 from trw_pipeline.executors.protocol import (
@@ -46,7 +47,6 @@ from trw_pipeline.executors.protocol import (
 )
 from trw_pipeline.executors.recruiter import ProcessRecruiter, Recruiter, ThreadRecruiter
 from trw_pipeline.executors.seat import Held, Seat
-from trw_pipeline.executors.slate import Slate
 from trw_pipeline.executors.worker_log import Levels
 from trw_pipeline.executors.worker_options import PoolOptions
 from trw_pipeline.typing import StartMethod
@@ -402,6 +402,12 @@ class ZmqPool(ClosableInUse):
             return
         if seat.is_leaving and seat.overdue is None and seat.process is not None and seat.process.exitcode == 0:
             self._read_last_answers(seat)
+        with interrupts_held():  # a seat that is among the others no more, or not yet, has nobody else to free it
+            self._replace(seat)
+        self._give_backlog()
+
+    def _replace(self, seat: Seat) -> None:
+        """Frees the seat of a dead worker, and hires another one."""
         del self._seats[seat.identity]
         self._seat = self._poller = None
         at = seat.slate.read()
@@ -420,7 +426,6 @@ class ZmqPool(ClosableInUse):
                     f"{self._starts_in_vain} workers of {self._name!r} in a row {how} before they were ready"
                 )
         self._hire(seat)
-        self._give_backlog()
 
     def _is_overdue(self, seat: Seat) -> bool:
         """Whether the worker is still at the job that takes too long. A thread is told to begin no other."""
@@ -491,7 +496,7 @@ class ZmqPool(ClosableInUse):
                     seat.thread.end()
             self._recruiter.close()
             for seat in self._seats.values():
-                seat.slate = Slate.in_memory()  # that of a process holds a descriptor
+                seat.slate.close()
 
     def _ask_to_stop(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
