@@ -119,6 +119,31 @@ def test_as_many_workers_as_descriptors_allow_or_one_clear_error(program):
     assert result.stdout == "True\n"
 
 
+def test_a_pool_that_has_too_few_descriptors_is_one_clear_error_and_leaves_none(program):
+    result = program("""
+        import gc, os, resource
+        from trw_pipeline.errors import ExecutorError
+        from trw_pipeline.executors.job_executor import JobExecutor
+
+        usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = os.listdir("/proc/self/fd")
+        for nb_free in range(16):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) + nb_free, hard))
+            try:
+                JobExecutor(1, bytes)
+            except ExecutorError as error:
+                assert "ulimit -n" in str(error), error
+            else:
+                print("opened with", nb_free)
+            gc.collect()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+            assert os.listdir("/proc/self/fd") == before
+        print("done")
+        """).finish(timeout_s=90)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "done\n"
+
+
 # Shared memory (FD-2)
 
 

@@ -118,3 +118,13 @@ def test_a_worker_that_can_not_be_started_leaves_no_descriptor_though_its_error_
             executor.get(timeout=30)
     assert nb_descriptors() == before
     assert kept.value.__traceback__ is not None  # of frames that know the worker
+
+
+def test_a_pool_that_can_not_be_opened_leaves_no_descriptor(monkeypatch):
+    with JobExecutor(1, bytes):
+        pass
+    before = nb_descriptors()
+    monkeypatch.setattr(zmq.Context, "socket", can_not)
+    with pytest.raises(zmq.ZMQError):
+        JobExecutor(1, bytes)
+    assert nb_descriptors() == before

@@ -31,6 +31,9 @@ from trw_pipeline.typing import StartMethod
 
 logger = logging.getLogger(__name__)
 
+OPENING_DESCRIPTORS = 16
+"""So many are to be free for a pool of processes: a memory, the socket with its context, a bell, and some to spare."""
+
 SPARE_DESCRIPTORS = 8
 """So many are to be free for a worker that starts, and some more for those that started just before."""
 
@@ -113,21 +116,24 @@ class ProcessRecruiter:
     """Seats processes, which take and give frames, large ones through an arena."""
 
     def __init__(self, options: PoolOptions, start_method: StartMethod) -> None:
-        self.room = ResultRoom(_arena(options.max_arena_bytes))
-        arena = self.room.arena
-        items = with_compression(PickleCodec("item", by_file=True), options.compression)
-        self.items: Codec = items if arena is None else ArenaCodec(items, arena)
-        self.results = with_compression(PickleCodec("result"), options.compression)
+        _check_descriptors(OPENING_DESCRIPTORS)
         self._options = options
         self._start_method: StartMethod = start_method
         self._numbers = itertools.count()
-        self._context: zmq.Context[Any] = zmq.Context()
-        self.socket = self._context.socket(zmq.ROUTER)
-        try:
+        with contextlib.ExitStack() as opened:
+            arena = _arena(options.max_arena_bytes)
+            if arena is not None:
+                opened.callback(arena.close)
+            self.room = ResultRoom(arena)
+            items = with_compression(PickleCodec("item", by_file=True), options.compression)
+            self.items: Codec = items if arena is None else ArenaCodec(items, arena)
+            self.results = with_compression(PickleCodec("result"), options.compression)
+            context: zmq.Context[Any] = zmq.Context()
+            opened.callback(_terminate, context)
+            self.socket = context.socket(zmq.ROUTER)
+            opened.callback(self.socket.close, linger=0)
             self.door = open_door(self.socket, options.transport or ("ipc" if zmq.has("ipc") else "tcp"))
-        except BaseException:
-            self._close_sockets()
-            raise
+            self._opened = opened.pop_all()
 
     def hire(self, before: Seat | None) -> Seat:
         """Starts a process."""
@@ -162,17 +168,15 @@ class ProcessRecruiter:
 
     def close(self) -> None:
         """Closes the socket, and removes its folder."""
-        self._close_sockets()
+        self._opened.close()
         self.items.close()
         self.results.close()
         self.door.remove()
 
-    def _close_sockets(self) -> None:
-        self.socket.close(linger=0)
-        with signals_held():  # a context whose end is interrupted is forgotten by pyzmq, with its descriptors
-            self._context.term()
-        if self.room.arena is not None:
-            self.room.arena.close()
+
+def _terminate(context: zmq.Context[Any]) -> None:
+    with signals_held():  # a context whose end is interrupted is forgotten by pyzmq, with its descriptors
+        context.term()
 
 
 def _check_descriptors(nb: int) -> None:
