@@ -67,3 +67,26 @@ def test_a_position_can_be_saved_wherever_jobs_above_stand(reservoir):
             with other:
                 assert len(list(other)) == nb_left
             next(iterator)
+
+
+def test_the_epoch_after_one_of_which_all_was_taken_is_the_same_on_resume():
+    """The jobs above have read the source to its end, and the mix has closed the reservoir, before all is given."""
+
+    def chain():
+        numbers = SequenceArray({"x": np.arange(9)}, SamplerSequential()).with_seed(3)
+        entering = {"deterministic": True, "max_reservoir_replacement_size": 2}
+        drawn = numbers.async_reservoir(4, same, 4, backend="thread", **entering).collate()
+        return drawn.mix(numbers.subsample(2)).map(same, max_jobs_at_once=8, **THREADS)
+
+    def given(items):
+        return [item["x"].tolist() for item in items]
+
+    with chain() as whole:
+        first, second = given(whole), given(whole)
+    assert first != second
+    with chain() as broken_off, chain() as resumed:
+        iterator = iter(broken_off)
+        assert given(next(iterator) for _ in first) == first
+        resumed.load_state_dict(broken_off.state_dict())
+        assert given(resumed) == []
+        assert given(resumed) == second

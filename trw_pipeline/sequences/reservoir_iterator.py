@@ -194,7 +194,7 @@ class ReservoirIterator(SequenceIterator):
 
     def mark(self) -> Mark:
         """Returns what was given. What is in the reservoir is spelled out only where it is asked for."""
-        return DrawMark(self._view is not None, self._count, self._nb_drawn)
+        return DrawMark(self._length is not None, self._count, self._nb_drawn)  # its view is gone once it is closed
 
     def position_at(self, mark: Mark) -> State:
         """Returns what the epoch draws from, how much of it was drawn, and how the reservoir goes on after it.
