@@ -158,6 +158,13 @@ def test_weights_of_another_kind_are_refused_with_name_and_finding(weight, found
         judge(features={} if weight is None else {"weight": weight}, weight_name="weight")
 
 
+@pytest.mark.parametrize("shape", [(3, 1), (3,)])
+def test_the_default_criterion_refuses_scores_of_one_column(shape):
+    """Torch gives 0 for the first, whatever the scores, and complains of the classes of the second."""
+    with pytest.raises(ValueError, match="a column for each class, got outputs of shape"):
+        OutputClassification(torch.randn(shape), "truth").evaluate_batch({"truth": torch.zeros(3).long()}, False)
+
+
 def test_a_criterion_that_reduces_is_refused():
     with pytest.raises(ValueError, match="reduction='none'"):
         judge(criterion_fn=torch.nn.CrossEntropyLoss)

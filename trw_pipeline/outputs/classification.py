@@ -15,7 +15,16 @@ from trw_pipeline.outputs.targeted import OutputWithTarget
 from trw_pipeline.typing import default_sample_uid_name
 
 _highest_score = functools.partial(torch.argmax, dim=1)
-_cross_entropy_of_samples = functools.partial(F.cross_entropy, reduction="none")
+
+
+def _cross_entropy_of_samples(output: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    # Of one column it is 0 whatever the output: nothing would be learned, and nobody would be told.
+    if output.dim() < 2 or output.shape[1] < 2:
+        raise ValueError(
+            f"the cross entropy of a classification needs a column for each class, got outputs of shape "
+            f"{tuple(output.shape)}: give two columns, or a criterion_fn and an output_postprocessing for one"
+        )
+    return F.cross_entropy(output, truth, reduction="none")
 
 
 def _default_criterion() -> Criterion:
@@ -34,7 +43,7 @@ class OutputClassification(OutputWithTarget):
             it in float32.
         classes_name: feature of the batch with the true classes: `(N,)` int64, in [0, C).
         criterion_fn: called without arguments, gives the criterion: (output, truth) -> losses `(N,)` or `(N, ...)`, not
-            reduced. Default: the cross entropy of each sample.
+            reduced. Default: the cross entropy of each sample, which needs two columns or more.
         collect_output: whether `output_raw`, `output` and `output_truth` are kept for the whole split. The default is
             yes, because reports need them; they take the memory of all outputs of a split.
         collect_only_non_training_output: keep them, but not of batches that are trained on.
