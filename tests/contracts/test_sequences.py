@@ -7,6 +7,7 @@ import contextlib
 import random
 
 import blosc2
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -203,6 +204,13 @@ def test_a_dataset_of_pytorch_gives_the_items_of_the_plain_loop(make, opened):
     assert [[numbers([item]) for item in loader] for _ in range(2)] == [
         [numbers([item]) for item in twin] for _ in range(2)
     ]
+
+
+@every_sequence(*ENDLESS, "array, stored")  # what lies in memory there, can not be pickled
+def test_a_copy_as_another_process_gets_it_gives_the_same_items(make, opened):
+    sequence = opened(make())
+    pickled = cloudpickle.dumps(sequence)
+    assert numbers(opened(cloudpickle.loads(pickled))) == numbers(sequence)
 
 
 # Lengths

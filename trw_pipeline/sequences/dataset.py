@@ -70,12 +70,12 @@ class DatasetRecipe(MapRecipe):
     def _fetch(self) -> Fetch:
         return self._arguments["function_to_run"]
 
-    def over(self, source: Any, **changes: Any) -> Self:
-        """Returns a sequence of the same dataset whose numbers come from another source, with workers of its own."""
-        other = type(self).__new__(type(self))
-        MapRecipe.__init__(other, source, **{**self._arguments, **changes})
-        other._next_epoch = self._next_epoch
-        return other
+    @classmethod
+    def made_of(cls, source: Any, arguments: Mapping[str, Any]) -> Self:
+        """Makes one of a source of numbers, and of the arguments of a map, which it is then."""
+        made = cls.__new__(cls)
+        MapRecipe.__init__(made, source, **arguments)
+        return made
 
     def __len__(self) -> int:
         if self._arguments.get("on_error") == "skip":

@@ -328,16 +328,19 @@ class EngineRecipe(Recipe):
 
     def over(self, source: Any, **changes: Any) -> Self:
         """Returns a sequence like this one over another source, with workers of its own."""
-        below = () if source is None else (source,)
-        other = type(self)(*below, **{**self._arguments, **changes})
+        other = self.made_of(source, {**self._arguments, **changes})
         other._next_epoch = self._next_epoch
         return other
 
+    @classmethod
+    def made_of(cls, source: Any, arguments: Mapping[str, Any]) -> Self:
+        """Makes one of what `EngineRecipe` keeps: the sequence below, or None at the root, and everything else."""
+        return cls(*(() if source is None else (source,)), **arguments)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A deep copy, here or in another process, is a chain like this one, before the same epoch."""
-        below = () if self.source_split is None else (self.source_split,)
         attributes = {name: getattr(self, name) for name in KEPT_BY_COPIES if hasattr(self, name)}
-        return _made_again, (type(self), below, self._arguments, attributes)
+        return _made_again, (type(self), self.source_split, self._arguments, attributes)
 
     def state_dict(self) -> State:
         """Returns seed, number of the epoch and position in it, as plain data that stays as it is.
@@ -434,8 +437,8 @@ KEPT_BY_COPIES = ("_seed", "_seed_is_given", "_share", "_next_epoch", "_resume")
 
 
 def _made_again(
-    kind: type[EngineRecipe], below: tuple[Any, ...], arguments: dict[str, Any], attributes: dict[str, Any]
+    kind: type[EngineRecipe], source: Any, arguments: dict[str, Any], attributes: dict[str, Any]
 ) -> EngineRecipe:
-    made = kind(*below, **arguments)
+    made = kind.made_of(source, arguments)
     vars(made).update(attributes)
     return made
