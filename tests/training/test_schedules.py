@@ -117,6 +117,14 @@ def test_a_metric_that_is_not_there_is_named(tmp_path):
         )
 
 
+def test_a_plateau_without_a_metric_is_refused_before_anything_is_trained(tmp_path):
+    """Torch would miss an argument of `step` when the first epoch is done."""
+    folder = tmp_path / "runs"
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau follows a metric, got none: give Schedule\("):
+        fit(folder, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    assert not list(folder.rglob("*.csv"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
 
 from trw_pipeline.typing import Datasets
 
@@ -33,7 +33,7 @@ class Schedule:
             error.
 
     Raises:
-        ValueError: `every` is none of the two, or a metric is asked for at every step.
+        ValueError: `every` is none of the two; a metric is asked for at every step, or none for ReduceLROnPlateau.
     """
 
     scheduler: Any
@@ -45,6 +45,11 @@ class Schedule:
             raise ValueError(f"every must be 'epoch' or 'step', got {self.every!r}")
         if self.metric is not None and self.every == "step":
             raise ValueError(f"metrics are known when an epoch ends: every must be 'epoch' with metric={self.metric}")
+        if self.metric is None and isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "ReduceLROnPlateau follows a metric, got none: give Schedule(scheduler, metric=(dataset, split, "
+                "output, metric))"
+            )
 
 
 Schedulers: TypeAlias = "dict[str, LRScheduler | Schedule | Sequence[LRScheduler | Schedule]]"
