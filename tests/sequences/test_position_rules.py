@@ -306,6 +306,20 @@ def test_a_state_of_another_number_of_samples_is_refused():
         iter(other)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "found"),
+    [(SamplerRandom(batch_size=4), "SamplerRandom, batches of 4"), (SamplerSequential(batch_size=3), "Sequential")],
+)
+def test_a_state_of_an_epoch_in_other_batches_is_refused(sampler, found):
+    """Five batches of three are other samples than five of four: some would be missing, in silence."""
+    old = array(SamplerRandom(batch_size=3)).batch(1)
+    next(iter(old))
+    new = array(sampler).batch(1)
+    new.load_state_dict(old.state_dict())
+    with pytest.raises(CheckpointError, match=f"SamplerRandom, batches of 3, here it is .*{found}"):
+        next(iter(new))
+
+
 @pytest.mark.parametrize("state", [{}, {"format": 99}, {"model": 1}, [], None])
 def test_something_else_than_a_state_is_refused(state):
     with pytest.raises(CheckpointError, match="a state of a sequence"):

@@ -187,11 +187,16 @@ class ArrayIterator(SequenceIterator):
         """Returns the number of the next batch."""
         return self._number
 
+    @property
+    def _drawn_by(self) -> str:
+        return f"{type(self._sampler).__name__}, batches of {self._sampler.get_batch_size()}"
+
     def position_at(self, mark: Mark) -> State:
         """Returns seed, epoch and number of the next batch: no sample is needed to go there."""
         return {
             "stage": self.stage,
             "nb_samples": self._get.nb_samples,
+            "sampler": self._drawn_by,
             "share": str(self.share),
             "seed": self._epoch.seed,
             "epoch": self._epoch.number,
@@ -200,10 +205,16 @@ class ArrayIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Draws the order again and skips the indices already used, not the samples."""
-        self.check_position(position, nb_samples=int, share=str, seed=int, epoch=int, number=int)
+        self.check_position(position, nb_samples=int, sampler=str, share=str, seed=int, epoch=int, number=int)
         if position["nb_samples"] != self._get.nb_samples:
             raise CheckpointError(
                 f"the state was saved in an epoch of {position['nb_samples']} samples, here are {self._get.nb_samples}"
+            )
+        if position["sampler"] != self._drawn_by:
+            raise CheckpointError(
+                f"the state was saved in an epoch drawn by {position['sampler']}, here it is {self._drawn_by}: the "
+                "number of batches given would be that of other samples. Resume at the start of an epoch instead, with "
+                "set_epoch"
             )
         self.check_share(position)
         self._start_at(Epoch(position["seed"], position["epoch"]), position["number"])
