@@ -316,6 +316,23 @@ def test_subsample_is_keyed_by_the_seed():
     assert chosen[0] == chosen[1] != chosen[2]
 
 
+def test_subsample_chooses_the_same_samples_again_where_no_seed_was_given_before():
+    chosen = [SequenceArray({"x": np.arange(99)}).subsample(9) for _ in range(2)]
+    assert sorted(numbers(chosen[0])) == sorted(numbers(chosen[1])) != list(range(9))
+    first, again, other = (SequenceArray({"x": np.arange(99)}).subsample(9).with_seed(seed) for seed in (1, 1, 2))
+    order = numbers(first)
+    assert numbers(again) == order != numbers(other)
+    assert sorted(numbers(other)) == sorted(order)
+
+
+def test_a_position_in_a_subsample_without_a_seed_is_one_in_the_same_samples_elsewhere():
+    saved, loaded = (SequenceArray({"x": np.arange(99)}).subsample(9).batch(2) for _ in range(2))
+    epoch = iter(saved)
+    next(epoch)
+    loaded.load_state_dict(saved.state_dict())
+    assert numbers(loaded) == numbers(epoch)
+
+
 def test_a_smaller_version_keeps_uids_and_batch_wide_values():
     source = SequenceArray(split_of(), SamplerSequential())
     batches = list(source.subsample_uids([4, 2], "sample_uid"))

@@ -354,3 +354,11 @@ def test_a_damaged_position_is_refused(name, value):
     mix.load_state_dict(state)
     with pytest.raises(CheckpointError):
         iter(mix)
+
+
+def test_a_smaller_version_has_the_same_samples_in_every_program_without_a_seed_too():
+    found = [
+        numbers(SequenceArray({"x": np.arange(50)}).mix(SequenceArray({"x": np.arange(50, 99)})).subsample(9))
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]

@@ -341,12 +341,12 @@ class ArrayRecipe(EngineRecipe):
         return other
 
     def subsample(self, nb_samples: int) -> Any:
-        """Returns `nb_samples` rows, or all if there are fewer, at random without replacement, keyed by the seed.
+        """Returns `nb_samples` rows, or all if there are fewer; see `Sequence.subsample`.
 
         They are the same on all ranks: few samples are not dealt out.
         """
         check_count("nb_samples", nb_samples)
-        order = generator(job_seed(self.seed, "subsample")).permutation(self.nb_samples)
+        order = generator(job_seed(self.selection_seed, "subsample")).permutation(self.nb_samples)
         return self._only(order[:nb_samples], None)
 
     def subsample_uids(self, uids: Iterable[Any], uids_name: str, new_sampler: Sampler | None = None) -> Any:

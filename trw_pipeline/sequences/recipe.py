@@ -109,6 +109,16 @@ class Recipe(Watched):
         return fresh_seed()
 
     @property
+    def selection_seed(self) -> int:
+        """What keys a choice of samples that is made once, for all epochs: the seed if it was given, else always 0.
+
+        Samples chosen by a seed that nobody knows would be others in a program that is run again, whatever seed the
+        chain gets later, and so where a position is loaded.
+        """
+        seed = self.seed  # several ranks need a given one
+        return seed if self.seed_keeper.seed_is_given else 0
+
+    @property
     def seed_is_given(self) -> bool:
         """Whether the seed that this recipe keeps was given, and not drawn."""
         return self._seed_is_given

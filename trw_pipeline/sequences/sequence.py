@@ -198,7 +198,9 @@ class Sequence(Recipe):
     def subsample(self, nb_samples: int) -> Sequence:
         """Returns a sequence of `nb_samples` samples, or of all if there are fewer, made in this process.
 
-        A chain of ours draws them at random at its source, keyed by its seed; any other gives the first of an epoch.
+        A chain of ours draws them at random at its source, any other gives the first of an epoch. Which, follows from
+        the seed if it was given before, by `with_seed`; else they are always the same ones. A seed that is given
+        afterwards leaves them as they are.
         """
         count = check_count("nb_samples", nb_samples)
         shared = self.shared_features
@@ -230,7 +232,7 @@ class Sequence(Recipe):
 
     def _an_epoch(self) -> Iterator[Batch]:
         if isinstance(self, EngineRecipe):  # without counting it
-            return self.open_epoch(Epoch(self.seed, self._next_epoch))
+            return self.open_epoch(Epoch(self.selection_seed, self._next_epoch))
         return iter(self)
 
     def _array_of(self, rows: Iterator[tuple[Batch, int]]) -> SequenceArray:

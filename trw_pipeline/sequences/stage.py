@@ -52,7 +52,7 @@ class StageRecipe(EngineRecipe):
     def subsample(self, nb_samples: int) -> Any:
         """Returns this chain over `nb_samples` samples of its source, or all if there are fewer, made in this process.
 
-        They are drawn at random without replacement, keyed by the seed of the chain.
+        They are drawn at random without replacement; see `Sequence.subsample`.
         """
         return self.over(self.source_split.subsample(nb_samples), **self.when_small)
 
