@@ -371,6 +371,7 @@ def test_after_close_the_reservoir_is_empty_and_closed():
         ({"reservoir_sampler": SamplerRandom}, TypeError, "reservoir_sampler must be a Sampler"),
         ({"function_to_run": 3}, TypeError, "function_to_run must be callable"),
         ({"patience": 3}, TypeError, "unknown arguments"),
+        ({"on_error": "return"}, ValueError, "on_error must be 'raise' or 'skip', got 'return'"),
     ],
 )
 def test_a_wrong_argument_is_named_before_work_starts(arguments, error, message):

@@ -51,11 +51,18 @@ class CollateRecipe(StageRecipe):
         collate_fn: called as `collate_fn(item, device=device)`.
         device: where the tensors go; None is the CPU. The batch is copied there when it is asked for, by whoever asks;
             `prefetch(device=...)` after a `collate()` copies while the device computes.
+
+    Raises:
+        ValueError: `collate_fn` is the default, and `device` none that torch knows.
     """
 
     def __init__(
         self, source_split: Recipe, collate_fn: Callable[..., Item] = default_collate_fn, device: Any = None
     ) -> None:
+        if device is not None and collate_fn is default_collate_fn:
+            from trw_pipeline.batches.staging import check_device  # noqa: PLC0415 (imports torch)
+
+            check_device(device)
         super().__init__(source_split, collate_fn=collate_fn, device=device)
 
     def open_epoch(self, epoch: Epoch) -> SequenceIterator:

@@ -47,11 +47,17 @@ FIRST_ARGUMENTS = ("function_to_run", "nb_workers", "max_jobs_at_once")
 
 
 def check_known(options: JobOptions, kind: type[JobOptions]) -> None:
-    """Raises TypeError if there are arguments among `options` that are none of that kind."""
+    """Raises TypeError if there are arguments among `options` that are none of that kind.
+
+    And ValueError for an `on_error` that only an executor has: an item of a chain can not be a failure.
+    """
     unknown = set(options) - set(kind.__annotations__)
     if unknown:
         known = [*FIRST_ARGUMENTS, *sorted(kind.__annotations__)]
         raise TypeError(f"unknown arguments {sorted(unknown)}; known are {known}")
+    on_error = options.get("on_error", "raise")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
 
 
 def lender_of(
