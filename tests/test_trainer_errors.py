@@ -7,6 +7,7 @@ import torch
 from toy_trainer import Net, batches, broken, datasets, fitting_in, sgd, trainer
 
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.trainer import Trainer
 from trw_pipeline.training.callback import HOOKS, Callback
 from trw_pipeline.training.options import create_default_options
 
@@ -120,6 +121,48 @@ def test_optimizers_of_another_kind_are_refused(fit, made, error, finding):
 def test_a_model_of_another_kind_is_refused(fit):
     with pytest.raises(TypeError, match=r"model_fn.*int"):
         fit(trainer(), model_fn=lambda options: 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "finding"),
+    [
+        ({"inputs": datasets()}, "inputs_fn must be a function, got dict"),
+        ({"optimizers_fn": torch.optim.SGD([torch.zeros(1)], lr=1.0)}, "optimizers_fn must be a function, got SGD"),
+        ({"losses_fn": 0.5}, "losses_fn must be a function, got float"),
+        ({"loss_creator": {}}, "loss_creator must be a function, got dict"),
+        ({"model_fn": Net()}, "model_fn must be a function .* got the model Net itself: write lambda options: model"),
+    ],
+)
+def test_what_stands_where_a_function_should_is_named_before_work_starts(fit, tmp_path, given, finding):
+    with pytest.raises(TypeError, match=finding):
+        fit(trainer(), **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_callbacks_that_stand_where_a_function_should_are_refused():
+    with pytest.raises(TypeError, match=r"callbacks_per_epoch_fn must be a function .* got list: write lambda"):
+        Trainer(callbacks_per_epoch_fn=[CallbackTrainLog()])
+
+
+def test_a_single_callback_where_a_list_should_be_is_refused(fit):
+    with pytest.raises(TypeError, match="callbacks_per_epoch_fn must return a list of callbacks, got CallbackTrainLog"):
+        fit(Trainer(callbacks_per_epoch_fn=CallbackTrainLog))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "optimizers_fn"),
+    [({"d": {"training": batches(4), "valid": batches(2)}}, sgd), (datasets(), lambda datasets, model: ({}, None))],
+    ids=["another name", "no optimizer"],
+)
+def test_a_training_that_would_train_nothing_is_refused(fit, inputs, optimizers_fn):
+    with pytest.raises(ValueError, match=r"must have the split 'train', which is trained on.*got the splits {'d'"):
+        fit(trainer(), inputs=lambda: inputs, optimizers_fn=optimizers_fn)
+
+
+def test_without_epochs_or_optimizers_no_split_needs_to_be_trained_on(fit):
+    for given in ({"num_epochs": 0}, {"optimizers_fn": None}):
+        _, result = fit(trainer(), inputs=lambda: {"d": {"test": batches(4)}}, **given)
+        assert [list(epoch["d"]) for epoch in result["history"]] == [["test"]]
 
 
 def test_a_dataset_without_a_loss_function_is_refused(fit):

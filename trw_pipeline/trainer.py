@@ -19,6 +19,16 @@ from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.files import create_numbered_folder
 from trw_pipeline.training import prediction, saved_model
+from trw_pipeline.training.arguments import (
+    check_callbacks_fn,
+    check_eval_every,
+    check_functions,
+    check_something_is_trained,
+    checked_inputs,
+    checked_losses,
+    checked_optimizers,
+    created_callbacks,
+)
 from trw_pipeline.training.callback import BatchCallback, Callback, LossTermsCallback, create_hook_table
 from trw_pipeline.training.checkpoint import Checkpoint, checkpoint_at, is_over, run_folder_of
 from trw_pipeline.training.finite import NanPolicy, check_nan_policy
@@ -31,7 +41,7 @@ from trw_pipeline.training.loop import (
     trainer_callbacks_per_batch,
 )
 from trw_pipeline.training.optimization import Amp, Optimization
-from trw_pipeline.training.optimizers import Optimizers, Schedulers
+from trw_pipeline.training.optimizers import Optimizers
 from trw_pipeline.training.options import Options, check_options, copy_options
 from trw_pipeline.training.randomness import seeded, split_seed
 from trw_pipeline.training.resume import restore
@@ -42,6 +52,13 @@ from trw_pipeline.typing import Datasets
 _logger = logging.getLogger(__name__)
 
 CallbacksFn: TypeAlias = Callable[[], Sequence[Any]]
+CALLBACKS_FNS = (
+    "callbacks_per_batch_fn",
+    "callbacks_per_batch_loss_terms_fn",
+    "callbacks_per_epoch_fn",
+    "callbacks_pre_training_fn",
+    "callbacks_post_training_fn",
+)
 InputsFn: TypeAlias = Callable[[], "Datasets | tuple[Datasets, Mapping[str, Any]]"]
 LossCreator: TypeAlias = Callable[[Datasets, LossFn], Mapping[str, LossFn]]
 
@@ -85,6 +102,9 @@ class Trainer:
         trainer_callbacks_per_batch: the last function that sees each batch before the model; or None.
         run_epoch_fn: called like `epoch_train_eval`, with the keyword `run` if it takes that. One that does not hand
             `run` on runs its epochs without the hooks of splits and batches.
+
+    Raises:
+        TypeError: a `callbacks_..._fn` is no function.
     """
 
     save_model = staticmethod(saved_model.save_model)
@@ -109,6 +129,8 @@ class Trainer:
         self.callbacks_post_training_fn = callbacks_post_training_fn
         self.trainer_callbacks_per_batch = trainer_callbacks_per_batch
         self.run_epoch_fn = run_epoch_fn
+        for name in CALLBACKS_FNS:
+            check_callbacks_fn(name, getattr(self, name))
 
     def fit(
         self,
@@ -139,9 +161,9 @@ class Trainer:
         folder of an earlier run is touched. There, `trainer.txt` has what the logger `trw_pipeline` lets through: if
         logging is not configured, records of level INFO and above.
 
-        Epochs count from 0. In each of them, every dataset's train split is trained on; the other splits are evaluated
-        in epoch 0 and whenever (epoch + 1) is a multiple of `eval_every_X_epoch`. The outputs of one epoch that the
-        heads collect must fit into memory.
+        Epochs count from 0. In each of them, every dataset's train split is trained on (one dataset must have it); the
+        other splits are evaluated in epoch 0 and whenever (epoch + 1) is a multiple of `eval_every_X_epoch`. The
+        outputs of one epoch that the heads collect must fit into memory.
 
         Datasets belong to whoever made them and are not closed; the iterators opened here are.
 
@@ -194,7 +216,8 @@ class Trainer:
                 The run folder stays.
         """
         check_options(options)
-        _check_eval_every(eval_every_X_epoch)
+        check_functions(inputs_fn, model_fn, optimizers_fn, losses_fn, loss_creator)
+        check_eval_every(eval_every_X_epoch)
         check_nan_policy(nan_policy)
         optimization = Optimization(accumulate, clip_norm, amp, ema)
         options = copy_options(options)
@@ -202,10 +225,10 @@ class Trainer:
         folder = _run_folder(options, run_prefix, None if checkpoint is None else checkpoint[0])
         with _logging_to(folder / "trainer.txt"), seeded(seed), ExitStack() as ours:
             _logger.info("run folder %s", folder)
-            datasets, datasets_infos = _checked_inputs(inputs_fn())
+            datasets, datasets_infos = checked_inputs(inputs_fn())
             datasets = _with_seeds(datasets, seed, ours)
             run = self._create_run(options, datasets, datasets_infos, model_fn, optimizers_fn)
-            run.losses = _checked_losses(loss_creator(datasets, losses_fn), datasets)
+            run.losses = checked_losses(loss_creator(datasets, losses_fn), datasets)
             run.optimization, run.training_step, run.nan_policy = optimization, step, nan_policy
             run.isolate_callbacks, run.clock = isolate_callbacks, clock
             optimization.prepare(run.model, run.device)
@@ -224,7 +247,7 @@ class Trainer:
         self, run: Run, with_final_evaluation: bool, eval_every: int, checkpoint: Checkpoint | None = None
     ) -> None:
         """Run the epochs and the final evaluation; whatever ends them before their time, every callback hears of it."""
-        per_batch_terms = _created(self.callbacks_per_batch_loss_terms_fn)
+        per_batch_terms = self._created("callbacks_per_batch_loss_terms_fn")
         try:
             run.resumed = checkpoint is not None
             run.fire("on_fit_start")
@@ -254,14 +277,17 @@ class Trainer:
         if not isinstance(cast("Any", model), nn.Module):
             raise TypeError(f"model_fn must return a torch.nn.Module, got {type(model).__name__}")
         model.to(device)
-        optimizers, schedulers = _checked_optimizers(optimizers_fn, datasets, model)
-        per_batch = _created(self.callbacks_per_batch_fn)
+        optimizers, schedulers = checked_optimizers(optimizers_fn, datasets, model)
+        epochs = options["training_parameters"]["num_epochs"] if optimizers is not None else 0
+        if epochs and self.run_epoch_fn is epoch_train_eval:
+            check_something_is_trained(options["workflow_options"]["train_split"], optimizers, datasets)
+        per_batch = self._created("callbacks_per_batch_fn")
         if self.trainer_callbacks_per_batch is not None:
             per_batch.append(self.trainer_callbacks_per_batch)
         lists = [
-            _created(self.callbacks_pre_training_fn),
-            _created(self.callbacks_per_epoch_fn),
-            _created(self.callbacks_post_training_fn),
+            self._created("callbacks_pre_training_fn"),
+            self._created("callbacks_per_epoch_fn"),
+            self._created("callbacks_post_training_fn"),
         ]
         return Run(
             model=model,
@@ -276,8 +302,11 @@ class Trainer:
             callbacks=[callback for callbacks in lists for callback in callbacks if isinstance(callback, Callback)],
             hooks=create_hook_table(*lists),
             log_dir=Path(options["workflow_options"]["current_logging_directory"]),
-            epochs=options["training_parameters"]["num_epochs"] if optimizers is not None else 0,
+            epochs=epochs,
         )
+
+    def _created(self, name: str) -> list[Any]:
+        return created_callbacks(name, getattr(self, name))
 
     def _run_epochs(self, run: Run, per_batch_terms: list[Any], eval_every: int) -> None:
         while run.epoch < run.epochs and not run.stop:
@@ -321,10 +350,6 @@ class Trainer:
         )
 
 
-def _created(callbacks_fn: Callable[[], Sequence[Any]] | None) -> list[Any]:
-    return [] if callbacks_fn is None else list(callbacks_fn())
-
-
 def _run_folder(options: Options, prefix: str, resumed: Path | None) -> Path:
     """A new folder for the run, or that of the one which goes on; the options are told."""
     workflow = options["workflow_options"]
@@ -354,54 +379,6 @@ def _with_seeds(datasets: Datasets, seed: int | None, ours: ExitStack) -> Datase
         }
         for dataset_name, dataset in datasets.items()
     }
-
-
-def _check_eval_every(eval_every: Any) -> None:
-    if not isinstance(eval_every, int) or isinstance(eval_every, bool):
-        raise TypeError(f"eval_every_X_epoch must be an int, got {eval_every!r}")
-    if eval_every < 1:
-        raise ValueError(f"eval_every_X_epoch must be at least 1, got {eval_every}")
-
-
-def _checked_inputs(inputs: Any) -> tuple[Datasets, Mapping[str, Any]]:
-    datasets, datasets_infos = inputs if isinstance(inputs, tuple) and len(inputs) == 2 else (inputs, {})
-    if not isinstance(datasets, Mapping):
-        raise TypeError(f"inputs_fn must return a mapping of datasets, got {type(datasets).__name__}")
-    if not datasets:
-        raise ValueError("inputs_fn must return at least one dataset, got none")
-    for dataset_name, dataset in cast("Mapping[Any, Any]", datasets).items():
-        if not isinstance(dataset, Mapping):
-            raise TypeError(f"the dataset {dataset_name!r} must be a mapping of splits, got {type(dataset).__name__}")
-        for split_name, split in cast("Mapping[Any, Any]", dataset).items():
-            # A generator is used up after one epoch; a Sequence has __next__ too, but gives a new epoch to each iter().
-            if isinstance(split, Generator) or not (hasattr(split, "__iter__") or hasattr(split, "__getitem__")):
-                raise TypeError(
-                    f"the split {dataset_name}/{split_name} must be an iterable of batches that can be iterated again, "
-                    f"got {type(cast('Any', split)).__name__}"
-                )
-    return cast("Datasets", datasets), {} if datasets_infos is None else datasets_infos
-
-
-def _checked_optimizers(
-    optimizers_fn: OptimizersFn | None, datasets: Datasets, model: nn.Module
-) -> tuple[Optimizers | None, Schedulers | None]:
-    made: Any = (None, None) if optimizers_fn is None else optimizers_fn(datasets, model)
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise TypeError(f"optimizers_fn must return (optimizers, schedulers), got {type(made).__name__}")
-    for kind, by_dataset in zip(("optimizers", "schedulers"), made, strict=True):
-        if by_dataset is not None and not isinstance(by_dataset, Mapping):
-            raise TypeError(f"the {kind} must be a mapping by dataset name or None, got {type(by_dataset).__name__}")
-        unknown = sorted(set(by_dataset or ()) - set(datasets))
-        if unknown:
-            raise ValueError(f"the {kind} must be named like datasets ({sorted(datasets)}), got {unknown}")
-    return made
-
-
-def _checked_losses(losses: Mapping[str, LossFn], datasets: Datasets) -> Mapping[str, LossFn]:
-    missing = sorted(set(datasets) - set(losses))
-    if missing:
-        raise ValueError(f"loss_creator must return a loss function for each dataset, got none for {missing}")
-    return losses
 
 
 @contextmanager
