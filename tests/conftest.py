@@ -21,6 +21,7 @@ from pathlib import Path
 import multiprocess
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from trw_pipeline.executors import start
 from trw_pipeline.executors.job_executor import JobExecutor
@@ -31,6 +32,10 @@ SERVANTS = re.compile(r"from multiprocess(ing)?\.(forkserver|resource_tracker) i
 
 PROGRAMS_AT_ONCE = 4
 """Of those that are to be ended at some moment; most of the time they wait for it."""
+
+# On a loaded machine an example that takes a millisecond may take half a second; each test has its limit already.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
