@@ -118,7 +118,7 @@ class Compression:
             return Trial(min_ratio=min_ratio) if min_ratio is not None else Trial(link_bytes_per_s=link_bytes_per_s)
         if value not in get_args(CodecName):
             names = (*get_args(CodecName), "auto")
-            raise ValueError(f"compression must be None, one of {names}, a Compression or a Trial, got {value!r}")
+            raise ValueError(f"compression must be None, one of {names}, or a Compression, got {value!r}")
         return Compression(value)
 
     def compress(self, buffer: Frame, *, nthreads: int = 1, chunk_bytes: int = CHUNK_BYTES) -> bytes:

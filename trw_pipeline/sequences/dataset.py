@@ -14,7 +14,7 @@ from trw_pipeline.sequences.job_options import JobOptions
 from trw_pipeline.sequences.map import MapRecipe
 from trw_pipeline.sequences.samplers import Sampler
 from trw_pipeline.sequences.samples import Fetch, check_features
-from trw_pipeline.typing import default_sample_uid_name
+from trw_pipeline.typing import NbWorkers, default_sample_uid_name
 
 
 class DatasetRecipe(MapRecipe):
@@ -32,7 +32,7 @@ class DatasetRecipe(MapRecipe):
     Args:
         dataset: gives dicts, or tuples and lists of features.
         sampler: which samples make a batch, and in which order; by default each once in random order, one at a time.
-        nb_workers: number of workers; 0 reads in this process.
+        nb_workers: number of workers; 0 reads in this process; "auto" as in `SequenceMap`.
         max_jobs_at_once: see `SequenceMap`.
         features: names of the features of tuples and lists; by default `feature_0`, `feature_1`, ...
         **options: see `trw_pipeline.JobOptions`.
@@ -49,7 +49,7 @@ class DatasetRecipe(MapRecipe):
         self,
         dataset: Any,
         sampler: Sampler | None = None,
-        nb_workers: int = 0,
+        nb_workers: NbWorkers = 0,
         max_jobs_at_once: int | None = None,
         *,
         features: Values[str] | None = None,

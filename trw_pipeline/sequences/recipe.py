@@ -374,6 +374,8 @@ class EngineRecipe(Recipe):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next `iter()` go on where the state was saved. Samples already seen are not made again.
 
+        The chain has the seed of the state from now on, whatever it had before.
+
         Raises:
             CheckpointError: the state is none of a sequence, or of another chain. One that was saved over another
                 number of samples is found out by the next `iter()`.

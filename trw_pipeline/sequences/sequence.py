@@ -52,8 +52,9 @@ class Sequence(Recipe):
         >>> [batch["x"].tolist() for batch in numbers.map(lambda batch: {"x": [10 * batch["x"][0]]}).batch(2)]
         [[10, 20], [30]]
 
-    Iterate it as often as you like: every `iter()` opens a new, independent epoch. A class of your own needs
-    `__iter__` and then has all verbs.
+    Iterate it as often as you like: every `iter()` opens a new, independent epoch. Those of this package have
+    `state_dict` and `load_state_dict` too, for a position in an epoch. A class of your own needs `__iter__`, and then
+    has all verbs.
 
     Args:
         source_split: the sequence that this one reads, or None.
@@ -225,10 +226,14 @@ class Sequence(Recipe):
         return smaller.subsample_uids(wanted, uids_name, new_sampler) if rows else smaller
 
     def to_dataset(self) -> IterableDataset[Item]:
-        """Returns the items as a dataset for `DataLoader(dataset, batch_size=None)`; see `SequenceDataset`."""
-        from trw_pipeline.sequences.torch_dataset import SequenceDataset  # noqa: PLC0415 (imports torch)
+        """Returns the items, each once an epoch, as a dataset for `DataLoader(dataset, batch_size=None)`.
 
-        return SequenceDataset(self)
+        `num_workers` of the loader is best 0: the chain has workers of its own. With more, the chain runs in the first
+        worker of the loader, as a copy that begins with epoch 0, and the others give nothing.
+        """
+        from trw_pipeline.sequences.torch_dataset import ItemDataset  # noqa: PLC0415 (imports torch)
+
+        return ItemDataset(self)
 
     def _an_epoch(self) -> Iterator[Batch]:
         if isinstance(self, EngineRecipe):  # without counting it

@@ -13,7 +13,7 @@ from trw_pipeline.sequences.recipe import Recipe
 from trw_pipeline.typing import Item
 
 
-class SequenceDataset(IterableDataset[Item]):
+class ItemDataset(IterableDataset[Item]):
     """The items of a sequence, in order, each once an epoch: for `DataLoader(sequence.to_dataset(), batch_size=None)`.
 
     Each `iter()` is the next epoch, in another order where the source shuffles. The chain has its own workers, so the
@@ -62,5 +62,5 @@ class SequenceDataset(IterableDataset[Item]):
         return _made_again, (frames, self._next_epoch)
 
 
-def _made_again(frames: list[bytes], next_epoch: torch.Tensor) -> SequenceDataset:
-    return SequenceDataset(PickleCodec("sequence", by_file=True).decode(frames), next_epoch)
+def _made_again(frames: list[bytes], next_epoch: torch.Tensor) -> ItemDataset:
+    return ItemDataset(PickleCodec("sequence", by_file=True).decode(frames), next_epoch)
