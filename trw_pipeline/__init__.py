@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
     from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
+    from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
     from trw_pipeline.errors import CheckpointError as CheckpointError
@@ -140,6 +141,7 @@ _FILE_OF = {
     "CallbackEpochSummary": "callbacks.epoch_summary",
     "CallbackExportHistory": "callbacks.export_history",
     "CallbackProgressBar": "callbacks.progress_bar",
+    "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
     "CallbackTrainLog": "callbacks.train_log",
     "CheckpointError": "errors",

@@ -47,7 +47,7 @@ def test_names_that_are_no_file_names_are_cleaned(tmp_path):
 def test_a_final_evaluation_is_no_epoch_and_measurements_of_the_loop_are_no_metrics(tmp_path):
     options = create_default_options(tmp_path, num_epochs=1)
     options["workflow_options"]["current_logging_directory"] = str(tmp_path)
-    first = {"d": {"train": {"y": {"loss": 1.0}, "info": {"nb_samples": 4.0}}}}
+    first = {"d": {"train": {"y": {"loss": 1.0}, "info": {"nb_samples": 4.0}, "resources": {"n": 2.0}}}}
     last = {"d": {"train": {"y": {"loss": 1.0, "only in the last": 2.0}}}}
     CallbackExportHistory()(options, [first, last], nn.Linear(1, 1), {}, None, {}, {}, [])
     assert files(tmp_path) == ["history/d_y_loss.png"]

@@ -13,6 +13,7 @@ from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
+from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.outputs.classification import OutputClassification
@@ -44,6 +45,7 @@ CALLBACKS = {
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
     "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
+    "resource_monitor": CallbackResourceMonitor,
     "save_last_model": CallbackSaveLastModel,
     "train_log": CallbackTrainLog,
 }

@@ -127,7 +127,7 @@ def test_bfloat16_rows_arrive_as_the_same_numbers():
     assert read(({"rows": torch.tensor([0.5, 3.0], dtype=torch.bfloat16)}, 2))["rows"].tolist() == [0.5, 3.0]
 
 
-@pytest.mark.parametrize("name", ["overall_loss", "info"])
+@pytest.mark.parametrize("name", ["overall_loss", "info", "resources"])
 def test_reserved_names_are_refused(name):
     with pytest.raises(ValueError, match=name):
         SplitMeter().add({name: {}}, 0.0, 1)

@@ -11,7 +11,7 @@ from torch import nn
 from trw_pipeline.files import safe_filename
 from trw_pipeline.reporting.history_plot import Curve, plot_history
 from trw_pipeline.training.callback import Callback
-from trw_pipeline.training.history import INFO, History
+from trw_pipeline.training.history import INFO, RESOURCES, History
 from trw_pipeline.training.options import Options
 
 
@@ -22,7 +22,8 @@ class CallbackExportHistory(Callback):
 
     Args:
         export_dirname: folder of the plots, in the run folder.
-        metrics_to_report: names of the metrics to plot. None: all of them, but for the measurements in `info`.
+        metrics_to_report: names of the metrics to plot. None: all of them, but for the measurements in `info`
+            and `resources`.
     """
 
     def __init__(self, export_dirname: str = "history", metrics_to_report: Collection[str] | None = None) -> None:
@@ -60,7 +61,8 @@ class CallbackExportHistory(Callback):
         folder = Path(options["workflow_options"]["current_logging_directory"]) / self.export_dirname
         epochs = history[: options["training_parameters"]["num_epochs"]] if len(history) > 1 else history
         for (dataset, output, metric), curves in _curves(epochs).items():
-            wanted = output != INFO if self.metrics_to_report is None else metric in self.metrics_to_report
+            is_of_model = output not in (INFO, RESOURCES)
+            wanted = is_of_model if self.metrics_to_report is None else metric in self.metrics_to_report
             if wanted:
                 folder.mkdir(exist_ok=True)
                 path = folder / f"{safe_filename(f'{dataset}_{output}_{metric}').replace(' ', '_')}.png"

@@ -41,6 +41,7 @@ EpochOutputs: TypeAlias = dict[str, dict[str, SplitOutputs]]
 
 OVERALL_LOSS = "overall_loss"
 INFO = "info"
+RESOURCES = "resources"  # of `CallbackResourceMonitor`
 
 
 class SplitMeter:
@@ -73,7 +74,7 @@ class SplitMeter:
         for output, term in terms.items():
             gatherers = self._terms.get(output)
             if gatherers is None:
-                if output in (OVERALL_LOSS, INFO):
+                if output in (OVERALL_LOSS, INFO, RESOURCES):
                     raise ValueError(f"an output must not be called {output!r}: the history uses the name itself")
                 gatherers = self._terms[output] = {}
             head: Output | None = term.get(Output.output_ref_tag)
