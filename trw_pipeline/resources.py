@@ -280,6 +280,22 @@ class _Machine:
         self._warned.add(what)
 
 
+def driver_version() -> str:
+    """Gives the version of the NVIDIA driver; "" where there is none, or the extra `gpu` is not installed."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return ""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ""
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    finally:
+        _shut(nvml)
+
+
 def _shut(nvml: Any) -> None:
     with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlShutdown()

@@ -26,14 +26,13 @@ FORMAT = "trw_pipeline checkpoint 1"
 FOLDER = "checkpoints"
 _ARRAY = "__numpy__"
 _OUR_NAMES = re.compile(r"(last|final|epoch-\d+|best-\d+)\.pt")
-_OUR_LEFTOVERS = re.compile(rf"\.{_OUR_NAMES.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint, atomically.
 
     Args:
-        checkpoint: plain data, tensors and arrays.
+        checkpoint: plain data, tensors and arrays; with its own `format` where it is of another.
         path: where; the folder must exist.
 
     Raises:
@@ -58,14 +57,22 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         FileNotFoundError: it is not there.
         CheckpointError: it is damaged, or none of ours.
     """
+    checkpoint = read_checkpoint(path)
+    if checkpoint.get("format") != FORMAT:
+        raise CheckpointError(f"{os.fspath(path)!r} is no checkpoint of the format {FORMAT!r}")
+    return checkpoint
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a dict of plain data of any format, as in `load_checkpoint`."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no checkpoint {os.fspath(path)!r}")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch each have errors of their own for a damaged file
         raise CheckpointError(f"the checkpoint {os.fspath(path)!r} is damaged: {error}") from error
-    if not isinstance(loaded, dict) or cast("Checkpoint", loaded).get("format") != FORMAT:
-        raise CheckpointError(f"{os.fspath(path)!r} is no checkpoint of the format {FORMAT!r}")
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{os.fspath(path)!r} is no checkpoint: it holds a {type(loaded).__name__}")
     return _from_plain(loaded)
 
 
@@ -123,10 +130,11 @@ def our_files(folder: str | os.PathLike[str]) -> list[Path]:
     return [path for path in _entries(where) if _OUR_NAMES.fullmatch(path.name)]
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove what is left of checkpoints whose writing was cut short, and nothing else."""
+def remove_leftovers(folder: str | os.PathLike[str], names: re.Pattern[str] = _OUR_NAMES) -> None:
+    """Remove what is left of checkpoints of such names whose writing was cut short, and nothing else."""
+    leftovers = re.compile(rf"\.({names.pattern})\.[0-9a-f]{{8}}\.tmp")
     for path in _entries(Path(folder)):
-        if _OUR_LEFTOVERS.fullmatch(path.name):
+        if leftovers.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
