@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-NB_JOBS = 5000
-NB_ROUNDS = 3
+NB_JOBS = 3000
+NB_ROUNDS = 5
 
 
 def same(x):
@@ -33,14 +33,15 @@ def seconds_of_pool(pool):
 
 @pytest.mark.slow
 def test_trivial_jobs_take_at_most_three_times_as_long_as_in_a_pool_of_multiprocessing(executor_of):
-    """USE-5: rounds of both in turn, since a machine that is slow for a while is slow for both."""
+    """USE-5: the best rounds of both, taken in turn: what else runs on the machine only makes a round longer."""
     executor = executor_of(4, same, in_order=True)
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         seconds_of_executor(executor), seconds_of_pool(pool)  # everybody is there
-        ratios = [seconds_of_executor(executor) / seconds_of_pool(pool) for _ in range(NB_ROUNDS)]
+        rounds = [(seconds_of_executor(executor), seconds_of_pool(pool)) for _ in range(NB_ROUNDS)]
         pool.close()
         pool.join()
-    assert statistics.median(ratios) < 3, ratios
+    ours, theirs = (min(side) for side in zip(*rounds, strict=True))
+    assert ours < 3 * theirs, rounds
 
 
 @pytest.mark.slow
