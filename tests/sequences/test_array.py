@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -435,6 +437,35 @@ def test_a_masked_array_is_refused_by_its_name():
         SequenceArray({"x": np.arange(3), "image": masked})
 
 
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: ("a", "b", "c"), "tuple"),
+        (lambda: range(3), "range"),
+        (lambda: {"a": 1, "b": 2, "c": 3}.keys(), "dict_keys"),
+        (lambda: pd.Series(["a", "b", "c"]), "Series"),
+        (lambda: pd.Series(["a", "b", "c"]).values, "ArrowStringArray|StringArray"),
+    ],
+    ids=["tuple", "range", "keys", "Series", "values of a Series"],
+)
+def test_as_many_values_as_samples_that_would_go_to_every_sample_are_refused(make, kind):
+    with pytest.raises(ValueError, match=rf"'path' \(({kind}) of 3 values\) would be batch-wide.* a list"):
+        SequenceArray({"path": make(), "target": np.arange(3)})
+
+
+def test_what_is_batch_wide_may_have_as_many_values_as_there_are_samples_if_that_is_said_or_comes_so():
+    split = {"x": np.arange(4), "spacing": (1.0, 1.0, 2.0)}
+    said = SequenceArray({**split, "x": np.arange(3)}, shared_features=("spacing",))
+    three = SequenceArray(split).subsample(3)
+    again = pickle.loads(pickle.dumps(three)).with_seed(1)
+    zipped = SequenceArray(split).zip(SequenceArray({"y": np.arange(4)})).subsample(3)
+    for sequence in (said, three, again, zipped):
+        assert [batch["spacing"] for batch in sequence] == [(1.0, 1.0, 2.0)] * 3
+    assert len(list(SequenceArray({"x": [5], "names": ("a",)}))) == 1  # of one, the first is right
+
+
 def test_a_split_of_tuples_says_that_tuples_are_batch_wide():
-    with pytest.raises(ValueError, match=r"tuples are batch-wide: make lists of 'x', 'y' if"):
+    with pytest.raises(
+        ValueError, match=r"batch-wide are 'x' \(tuple of 2 values\), 'y' \(tuple .*make each a list if"
+    ):
         SequenceArray({"x": (1, 2), "y": (3, 4), "name": "numbers"})

@@ -20,6 +20,7 @@ from trw_pipeline.sequences.iterator import Epoch, KeyedItem, Mark, SequenceIter
 from trw_pipeline.sequences.recipe import EngineRecipe
 from trw_pipeline.sequences.samplers import Sampler, SamplerRandom, all_drawn_rows, drawn_rows, in_batches
 from trw_pipeline.sequences.share import WHOLE, Remainder, Share, share_of
+from trw_pipeline.sequences.split_values import Part, check_values, of_one_kind
 from trw_pipeline.sequences.stage import check_count, check_sampler, order_of
 from trw_pipeline.typing import Batch, Function, default_sample_uid_name
 
@@ -245,7 +246,8 @@ class ArrayRecipe(EngineRecipe):
         shared_features: names of arrays, tensors and lists that belong to the whole split.
 
     Raises:
-        ValueError: a feature has not one row for each sample, or none has.
+        ValueError: a feature has not one row for each sample, or none has; or one that would be batch-wide (a tuple, a
+            range, a column of pandas) has as many values as there are samples, and is not in `shared_features`.
         TypeError: `split` is not a mapping.
     """
 
@@ -273,7 +275,7 @@ class ArrayRecipe(EngineRecipe):
         self.shared_features = tuple(shared_features)
         self.sampler = SamplerRandom() if sampler is None else check_sampler("sampler", sampler)
         rows = Rows(dict(split), self.shared_features, use_advanced_indexing)
-        check_values(split, rows.samples)
+        check_values(split, rows.samples, self.shared_features)
         rows = replace(rows, split={**split, **{name: of_one_kind(value) for name, value in rows.samples.items()}})
         if sample_uid_name is not None and sample_uid_name not in split:
             rows = replace(rows, split={**rows.split, sample_uid_name: np.arange(rows.nb_samples)})
@@ -360,7 +362,7 @@ class ArrayRecipe(EngineRecipe):
     def _only(self, rows: np.ndarray, sampler: Sampler | None) -> Self:
         smaller = self.over(
             None,
-            split=Rows(self.split, self.shared_features, True).get(rows),
+            split=Part(Rows(self.split, self.shared_features, True).get(rows)),
             sampler=self.sampler.subset(rows) if sampler is None else check_sampler("new_sampler", sampler),
         )
         smaller._share = WHOLE
@@ -372,39 +374,6 @@ class ArrayRecipe(EngineRecipe):
             f"SequenceArray({self.nb_samples} samples of {', '.join(self.split)}; {self.sampler!r}; state: by index)"
             + (f".shard({self._share})" if self._share.world_size > 1 else "")
         )
-
-
-def check_values(split: Mapping[str, Any], samples: Mapping[str, Any]) -> None:
-    """Raises ValueError for values that would be misread, by their names.
-
-    Args:
-        split: feature name -> value.
-        samples: those of its features that have one value for each sample.
-    """
-    for name, value in split.items():
-        if isinstance(value, np.ma.MaskedArray):
-            raise ValueError(
-                f"feature {name!r} is a masked array, whose mask would be lost: give {name}.filled(value), and the "
-                "mask as a feature of its own"
-            )
-    if split and not samples:
-        tuples = ", ".join(repr(name) for name, value in split.items() if isinstance(value, tuple))
-        raise ValueError(
-            f"split needs an array, tensor or list with one row for each sample, got {sorted(split)}"
-            + (f"; tuples are batch-wide: make lists of {tuples} if they hold one value for each sample" * bool(tuples))
-        )
-
-
-def of_one_kind(value: Any) -> Any:
-    """Returns a list of Python numbers of several kinds as a list of the widest of them, anything else as it is.
-
-    Left mixed, the dtype of a batch would be that of the numbers that happen to be in it.
-    """
-    kinds = set(map(type, cast("list[Any]", value))) if isinstance(value, list) else set[type]()
-    if len(kinds) < 2 or not kinds <= {bool, int, float}:
-        return value
-    widest = float if float in kinds else int
-    return [widest(number) for number in value]
 
 
 def rows_with(batch: Mapping[str, Any], name: str, uids: list[Any]) -> list[int]:

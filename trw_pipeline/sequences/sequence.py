@@ -37,6 +37,7 @@ from trw_pipeline.sequences.samplers import Sampler, SamplerSequential
 from trw_pipeline.sequences.shard import ShardRecipe
 from trw_pipeline.sequences.share import Remainder
 from trw_pipeline.sequences.shuffle import ShuffleRecipe
+from trw_pipeline.sequences.split_values import Part
 from trw_pipeline.sequences.stage import check_count
 from trw_pipeline.sequences.zip import ZipRecipe
 from trw_pipeline.typing import Batch, Function, Item, NbWorkers
@@ -243,7 +244,9 @@ class Sequence(Recipe):
     def _array_of(self, rows: Iterator[tuple[Batch, int]]) -> SequenceArray:
         parts = [take(batch, row, row + 1, self.shared_features) for batch, row in rows]
         split = joined_rows(parts, self.shared_features)
-        smaller = SequenceArray(split, SamplerSequential(), sample_uid_name=None, shared_features=self.shared_features)
+        smaller = SequenceArray(
+            Part(split), SamplerSequential(), sample_uid_name=None, shared_features=self.shared_features
+        )
         return smaller.keep_seed(self)
 
 
