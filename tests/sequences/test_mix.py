@@ -362,3 +362,20 @@ def test_a_smaller_version_has_the_same_samples_in_every_program_without_a_seed_
         for _ in range(2)
     ]
     assert found[0] == found[1]
+
+
+def test_a_resumed_end_hands_on_what_max_samples_left():
+    """Saved when jobs above have read the mix to its end; whoever still holds that epoch holds up nothing."""
+
+    def chain():
+        return array(0, 3).mix(array(1000, 9).max_samples(4)).map(identity, max_jobs_at_once=20, **THREADS)
+
+    with chain() as uninterrupted:
+        first, second = numbers(uninterrupted), numbers(uninterrupted)
+    with chain() as broken_off, chain() as resumed:
+        iterator = iter(broken_off)
+        assert numbers(next(iterator) for _ in first) == first
+        resumed.load_state_dict(broken_off.state_dict())
+        held = iter(resumed)
+        assert numbers(held) == []
+        assert numbers(resumed) == second

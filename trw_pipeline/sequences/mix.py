@@ -140,15 +140,15 @@ class MixIterator(SequenceIterator):
             )
         branch.is_over = True
         self._next_draw()
-        if self._has_ended():
-            self._is_finished = True
-            for source in self.sources:
-                source.close()  # workers of one that is not over would go on
-        elif self._end == "repeat":
+        self._finish_if_it_is_time()
+        if self._end == "repeat" and not self._is_finished:
             self._open_pass(number, branch.number + 1)
 
-    def _has_ended(self) -> bool:
-        return (any if self._end == "first" else all)(branch.is_over for branch in self._branches)
+    def _finish_if_it_is_time(self) -> None:
+        self._is_finished = (any if self._end == "first" else all)(branch.is_over for branch in self._branches)
+        if self._is_finished:
+            for source in self.sources:
+                source.close()  # workers of one that is not over would go on
 
     def _open_pass(self, number: int, of_pass: int) -> None:
         branch = self._branches[number]
@@ -202,7 +202,7 @@ class MixIterator(SequenceIterator):
             branch = self._branches[number]
             branch.iterator.go_to(state["position"])
             branch.is_over, branch.has_given = state["is_over"], state["has_given"]
-        self._is_finished = self._has_ended()
+        self._finish_if_it_is_time()
 
 
 class MixRecipe(JunctionRecipe):
