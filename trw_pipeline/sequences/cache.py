@@ -148,9 +148,9 @@ class CacheRecipe(StageRecipe):
 
     A changed function serves no stale results: they count by its code, defaults and closure and by the global names
     that it uses, as far as these lead within your own code; installed libraries count by their version. It is looked at
-    when an epoch begins, so do not change it within one. Not seen is what it imports within itself, and what it reads:
-    delete the folder where files have changed under the same path. A function whose own state changes from epoch to
-    epoch (a counter) is another one in each.
+    when an epoch begins, so do not change it within one. Not seen is what it imports within itself, what can not be
+    pickled (a TorchScript module, say), and what it reads: delete the folder where files have changed under the same
+    path. A function whose own state changes from epoch to epoch (a counter) is another one in each.
 
     What a function draws at random would be the same in every epoch: one that takes `rng` is refused. Cache first, then
     augment: `.map(load).cache().map(augment)`. What it draws from the global generators can not be known: it is frozen.
