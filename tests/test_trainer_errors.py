@@ -1,6 +1,7 @@
 """How a training ends that does not end well."""
 
 import csv
+import itertools
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_bad_options_are_refused_before_work_starts(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [None, 3, "a generator"])
+@pytest.mark.parametrize("bad", [None, 3, "a generator", map(dict, batches(4)), itertools.chain(batches(4))])
 def test_a_split_that_can_not_be_iterated_in_each_epoch_is_refused_before_the_first(fit, bad):
     split = (batch for batch in batches(4)) if bad == "a generator" else bad
     with pytest.raises(TypeError, match="split d/valid must be an iterable of batches that can be iterated again"):

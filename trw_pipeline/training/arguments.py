@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from torch import nn
@@ -79,8 +79,10 @@ def checked_inputs(inputs: Any) -> tuple[Datasets, Mapping[str, Any]]:
         if not isinstance(dataset, Mapping):
             raise TypeError(f"the dataset {dataset_name!r} must be a mapping of splits, got {type(dataset).__name__}")
         for split_name, split in cast("Mapping[Any, Any]", dataset).items():
-            # A generator is used up after one epoch; a Sequence has __next__ too, but gives a new epoch to each iter().
-            if isinstance(split, Generator) or not (hasattr(split, "__iter__") or hasattr(split, "__getitem__")):
+            # Python's own iterators (a generator, a map, ...) are used up after one epoch; others, as a Sequence, may
+            # have __next__ and give a new epoch to each iter().
+            is_used_up = isinstance(split, Iterator) and type(split).__module__ in ("builtins", "itertools")
+            if is_used_up or not (hasattr(split, "__iter__") or hasattr(split, "__getitem__")):
                 raise TypeError(
                     f"the split {dataset_name}/{split_name} must be an iterable of batches that can be iterated again, "
                     f"got {type(cast('Any', split)).__name__}"
