@@ -272,3 +272,39 @@ def test_a_checkpoint_of_any_numbers_is_read_without_trust_and_resumed(tmp_path)
     assert state["times"].astype(str).tolist() == ["2026-12-01"]
     assert state["a", 1] == torch.tensor(2.0)
     assert state["path"] == str(folder)
+
+
+class Signals(Callback):
+    """Asks the program to end, at the first moment of this kind; where it can be left whole then, that is at once."""
+
+    def __init__(self, hook):
+        setattr(self, hook, self.signal)
+
+    def on_epoch_start(self, run):
+        pass
+
+    def on_split_start(self, run):
+        pass
+
+    def signal(self, run):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("break_at", [2, 4, 6])
+def test_a_training_that_ends_as_soon_as_it_was_resumed_loses_nothing(tmp_path, break_at):
+    """What was measured before goes from one checkpoint into the next, though no batch came between them."""
+    arguments = {"inputs": small, "seed": 3}
+
+    def callbacks(*more):
+        return trainer(*more, CallbackTrainLog(), CallbackCheckpoint(every_n_steps=1))
+
+    whole = fitting_in(tmp_path / "whole")(callbacks(), **arguments)
+    fit = fitting_in(tmp_path)
+    with pytest.raises(Broken):
+        fit(callbacks(Breaks(break_at)), **arguments)
+    for hook in ("on_split_start", "on_epoch_start", "on_split_start"):
+        with pytest.raises(SystemExit):
+            fit(callbacks(Signals(hook)), resume=tmp_path / "default_r0", **arguments)
+    again = fit(callbacks(), resume=tmp_path / "default_r0", **arguments)
+    assert same_weights(whole[0], again[0])
+    assert without_times(whole[1]["history"]) == without_times(again[1]["history"])

@@ -12,7 +12,7 @@ from toy_training import CPU, Net, batches, samples, sgd, train
 
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.training.callback import Callback, create_hook_table
-from trw_pipeline.training.loop import eval_loop
+from trw_pipeline.training.loop import default_sum_all_losses, eval_loop, train_loop
 from trw_pipeline.training.optimization import Optimization
 from trw_pipeline.training.run import Run
 
@@ -173,6 +173,43 @@ def test_scaled_gradients_are_unscaled_before_they_are_clipped():
     clipped, run = trained(model, batches(8, 4), accumulate=2, clip_norm=limit, amp="fp16")
     assert run.scaler.get_scale() == 65536.0
     assert clipped[0].norm() == pytest.approx(limit, rel=1e-2)
+
+
+class Steep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return {"y": OutputClassification(self.inner(batch["x"]), "truth", loss_scaling=200.0)}
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))],
+)
+@pytest.mark.parametrize(("clip_norm", "norm"), [(None, None), (1.0, 1.0), (0.25, 0.25)])
+def test_the_norm_that_the_optimizer_sees_is_the_clipped_one(device, clip_norm, norm):
+    """T08: the norm of the gradients is over 50, so that the first scales overflow; those batches make no step."""
+    model = Steep().to(device)
+    norms = []
+
+    def note(*arguments):
+        norms.append(float(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(note)
+    run = Run(model, torch.device(device), optimization=Optimization(clip_norm=clip_norm, amp="fp16"))
+    run.optimization.prepare(model, run.device)
+    data = batches(8, 8) * 12
+    train_loop(run.device, "d", "train", data, optimizer, model, default_sum_all_losses, None, None, None, run=run)
+    assert run.scaler.get_scale() < 65536.0
+    assert 3 < len(norms) < 12
+    if norm is None:
+        assert min(norms) > 50
+    else:
+        assert norms == pytest.approx([norm] * len(norms), abs=1e-3)
 
 
 def test_an_overflow_in_half_precision_makes_no_step_and_halves_the_scale():

@@ -130,7 +130,7 @@ class _Totals(Gatherer):
         return read_each(self._totals, iter(small))
 
     def state(self) -> Any:
-        return [(name, gatherer.state()) for name, gatherer in self._totals.items()]
+        return [*self._pending.items(), *((name, gatherer.state()) for name, gatherer in self._totals.items())]
 
     def load(self, state: Any, like: Any) -> None:
         self._pending = dict(state)

@@ -56,7 +56,7 @@ class SplitMeter:
         self._loss = gatherer_for(0.0, OVERALL_LOSS)
         self._terms: dict[str, dict[str, Gatherer]] = {}
         self._pending: dict[str, Any] = {}  # output -> states of values that have not come yet
-        self._figures: SplitHistory | None = None  # of a split that was saved, perhaps, after its last batch
+        self._figures: SplitHistory = {}  # when it was saved: for outputs of which no batch has more to say
 
     def add(self, terms: Mapping[str, LossTerm], loss: torch.Tensor | float, nb_samples: int) -> None:
         """Take in one batch, without reading a value from the device.
@@ -101,10 +101,8 @@ class SplitMeter:
         """
         if not self.nb_samples:
             return {}, {}
-        if self._figures is not None and not self._terms:
-            return {}, self._figures
         outputs = self._read_terms()
-        history: SplitHistory = {}
+        history: SplitHistory = {name: figures for name, figures in self._figures.items() if name != OVERALL_LOSS}
         for output, term in outputs.items():
             head: Output | None = term.get(Output.output_ref_tag)
             figures = {} if head is None else head.extract_history(term)
@@ -112,29 +110,26 @@ class SplitMeter:
                 history[output] = {metric: _number(output, metric, value) for metric, value in figures.items()}
         return outputs, history | {OVERALL_LOSS: dict(outputs[OVERALL_LOSS])}
 
-    def state_dict(self, is_over: bool) -> dict[str, Any]:
-        """Give what was gathered so far, for a checkpoint.
-
-        Args:
-            is_over: whether no batch may follow; then the figures are in it too, which only heads can compute.
+    def state_dict(self) -> dict[str, Any]:
+        """Give what was gathered so far, for a checkpoint, and the figures so far, which only heads can compute.
 
         Raises:
             TypeError: a metric can not tell its state.
         """
+        terms = {output: dict(states) for output, states in self._pending.items()}
+        for output, gatherers in self._terms.items():
+            terms.setdefault(output, {}).update({name: gatherer.state() for name, gatherer in gatherers.items()})
         return {
             "nb_samples": self.nb_samples,
             "loss": self._loss.state(),
-            "terms": {
-                output: {name: gatherer.state() for name, gatherer in gatherers.items()}
-                for output, gatherers in self._terms.items()
-            },
-            "figures": self.read()[1] if is_over else None,
+            "terms": terms,
+            "figures": self.read()[1],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back into a new meter."""
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take it back into a new meter; the losses to come are on `device`."""
         self.nb_samples = state["nb_samples"]
-        self._loss.load(state["loss"], None)
+        self._loss.load(state["loss"], torch.empty(0, device=device))
         self._pending = {output: dict(values) for output, values in state["terms"].items()}
         self._figures = state["figures"]
 

@@ -111,7 +111,7 @@ def _split_at_work(run: Run, place: SplitPlace) -> dict[str, Any]:
         "dataset": run.dataset,
         "split": run.split,
         "batch_index": run.batch_index,
-        "meter": run.meter.state_dict(is_over=run.num_batches is None),
+        "meter": run.meter.state_dict(),
         "wait_s": run.wait_s,
         "time_s": run.clock() - place.started,
         "random": place.random,

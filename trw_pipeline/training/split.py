@@ -186,7 +186,7 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
     run.optimization.begin_group()
     run.place = SplitPlace(run.clock(), random_states()) if run.keeps_place else None
     if point is not None:
-        run.meter.load_state_dict(point["meter"])
+        run.meter.load_state_dict(point["meter"], run.device)
         run.batch_index, run.wait_s = point["batch_index"], point["wait_s"]
         if point["group"] is not None:
             run.optimization.load_group_state(point["group"], run.model)
