@@ -8,6 +8,7 @@ from toy_trainer import Net, fitting_in, trainer
 from toy_training import batches
 
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.optimizers import Schedule, learning_rates
 
@@ -30,7 +31,7 @@ def inputs():
     return {"d": {"train": batches(6, 2), "valid": batches(4, 2)}}
 
 
-def fit(tmp_path, make, num_epochs=2, rate=1.0, **arguments):
+def fit(tmp_path, make, num_epochs=2, rate=1.0, also=(), **arguments):
     """`make(optimizer)` gives the scheduler or schedulers; the rate begins at 1."""
     rates = Rates()
 
@@ -38,8 +39,8 @@ def fit(tmp_path, make, num_epochs=2, rate=1.0, **arguments):
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
         return {"d": optimizer}, {"d": make(optimizer)}
 
-    arguments |= {"inputs": inputs, "optimizers_fn": optimizers_fn, "model_fn": lambda options: Net()}
-    fitting_in(tmp_path)(trainer(rates, CallbackTrainLog()), num_epochs=num_epochs, **arguments)
+    arguments = {"inputs": inputs, "optimizers_fn": optimizers_fn, "model_fn": lambda options: Net()} | arguments
+    fitting_in(tmp_path)(trainer(rates, *also, CallbackTrainLog()), num_epochs=num_epochs, **arguments)
     return rates
 
 
@@ -79,6 +80,35 @@ def test_a_scheduler_may_step_after_every_step(tmp_path):
 def test_steps_are_those_of_the_optimizer_not_batches(tmp_path):
     rates = fit(tmp_path, lambda optimizer: Schedule(halved(optimizer), every="step"), accumulate=2)
     assert rates.of_steps == [0.5**n for n in range(4)]
+
+
+class Steep(torch.nn.Module):
+    """Its gradients overflow in half precision until their scale has fallen far enough."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return {"y": OutputClassification(self.inner(batch["x"]), "truth", loss_scaling=200.0)}
+
+
+def test_steps_that_an_overflow_prevented_do_not_count(tmp_path):
+    """LOOP-3: neither for a scheduler, which would warn of it, nor in the number of steps or the average."""
+    seen = []
+    made = []
+
+    def make(optimizer):
+        optimizer.register_step_post_hook(lambda *arguments: made.append(1))
+        return Schedule(halved(optimizer), every="step")
+
+    class Sees(Callback):
+        def on_step_start(self, run):
+            seen.append((run.optimizer.param_groups[0]["lr"], 0.5 ** len(made), run.nb_steps, len(made)))
+
+    fit(tmp_path, make, 6, also=[Sees()], model_fn=lambda options: Steep(), amp="fp16", ema=0.9)
+    assert 0 < len(made) < len(seen) == 18
+    assert all(rate == expected and counted == steps for rate, expected, counted, steps in seen)
 
 
 def test_several_schedulers_of_one_optimizer_each_step_when_they_should(tmp_path):

@@ -269,11 +269,12 @@ class Run:
             return
         self.fire("on_step_start")
         chosen = {name: optimizers[name] for name in names} if names else optimizers
-        self.optimization.step(chosen, self.split_model or self.model)
+        has_stepped = self.optimization.step(chosen, self.split_model or self.model)
         self.batch_counted = False
-        self.nb_steps += 1
-        for schedule in self.step_schedules:
-            schedule.scheduler.step()
+        if has_stepped:  # else half precision overflowed
+            self.nb_steps += 1
+            for schedule in self.step_schedules:
+                schedule.scheduler.step()
         self.fire("on_step_end")
 
     def fire(self, name: str) -> None:
