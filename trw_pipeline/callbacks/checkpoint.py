@@ -37,7 +37,8 @@ class CallbackCheckpoint(Callback):
 
     Each file is complete or absent, and is read without running code of its maker. It comes after all other callbacks,
     whose states are in it. Ctrl-C and SIGTERM end the training between two batches, with a `last.pt` of that moment
-    where the splits can tell their position; a second one ends it at once.
+    where the splits can tell their position; a second one ends it at once. One that comes when the last batch is at
+    work is raised when the training is finished.
 
     Args:
         every_n_epochs: at least 1.
@@ -132,14 +133,16 @@ class CallbackCheckpoint(Callback):
         self._remove_old()
 
     def on_fit_end(self, run: Run) -> None:
-        """Write the state after the final evaluation."""
-        self._stop_watching()
+        """Write the state after the final evaluation; a signal that came too late to end anything is raised now."""
         save_checkpoint(capture(run, is_finished=True), self._folder / "final.pt")
+        signals = self._stop_watching()
+        if signals is not None:
+            signals.check(run)
 
     def on_exception(self, run: Run) -> None:
-        """Write where a signal ended the training, if it did so between two batches."""
+        """Write where a signal ended the training, if it did so between two batches or two epochs."""
         signals = self._stop_watching()
-        if signals is not None and signals.was_in_time and self.save_last and run.place is not None:
+        if signals is not None and signals.was_in_time and self.save_last:
             self._save_last_within(run)
 
     def state_dict(self) -> dict[str, Any]:
