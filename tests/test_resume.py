@@ -30,7 +30,7 @@ def check_same(whole, whole_folder, again, again_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_from_every_batch(kind, tmp_path):
-    """Checkpoints after every step; the training breaks off before each of its batches in turn."""
+    """RES-1, RES-4: Checkpoints after every step; the training breaks off before each of its batches in turn."""
     whole = fit(tmp_path / "whole", KINDS[kind], seed=3)
     nb_batches = whole[2]
     assert nb_batches >= (EPOCHS + 1) * 7
@@ -108,6 +108,7 @@ def test_a_training_may_be_broken_off_again_and_again(tmp_path):
 
 
 def test_a_finished_training_does_nothing_and_returns(tmp_path):
+    """RES-7."""
     whole = fit(tmp_path, KINDS["sequences"], seed=3)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "trainer.txt"}
     again = fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0")
@@ -119,6 +120,7 @@ def test_a_finished_training_does_nothing_and_returns(tmp_path):
 
 @pytest.mark.parametrize("resume", ["default_r0", "default_r0/checkpoints/final.pt"])
 def test_a_finished_training_may_be_given_more_epochs(resume, tmp_path):
+    """RES-1."""
     whole = fit(tmp_path / "whole", KINDS["sequences"], num_epochs=5, seed=3)
     folder = tmp_path / "more"
     fit(folder, KINDS["sequences"], num_epochs=2, seed=3)

@@ -91,7 +91,7 @@ def test_a_training_that_is_killed_at_random_goes_on_to_the_same_end(program, pr
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_training_that_is_told_to_stop_loses_no_batch(program, programs_ended_by, tmp_path, number):
-    """RES: a complete checkpoint of that moment is there, within the epoch."""
+    """STOP-5, RES-1: a complete checkpoint of that moment is there, within the epoch."""
     expected = finished(program, tmp_path / "whole", 1)
     generator = random.Random(number)
     for trial in range(4):

@@ -32,6 +32,8 @@ class Ended(Callback):
 
 
 def test_a_callback_that_fails_is_named_the_rows_before_it_are_on_disk_and_all_others_are_told(fit, tmp_path):
+    """LOG-4."""
+
     class FailsTwice(Callback):
         def on_epoch_end(self, run):
             if run.epoch == 2:
@@ -51,6 +53,7 @@ def test_a_callback_that_fails_is_named_the_rows_before_it_are_on_disk_and_all_o
 
 @pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook != "on_exception"])
 def test_an_interrupt_anywhere_is_raised_again_after_all_are_told(fit, hook):
+    """STOP-6."""
     ended = Ended()
     with pytest.raises(KeyboardInterrupt):
         fit(trainer(ended, broken(KeyboardInterrupt(), hook)), num_epochs=1)
@@ -58,6 +61,8 @@ def test_an_interrupt_anywhere_is_raised_again_after_all_are_told(fit, hook):
 
 
 def test_an_interrupt_in_the_model_is_raised_again_after_all_are_told(fit):
+    """STOP-6."""
+
     class Interrupted(Net):
         def forward(self, batch):
             raise KeyboardInterrupt
@@ -87,6 +92,7 @@ def test_iterators_are_closed_and_datasets_are_not_when_the_training_fails(fit):
 
 
 def test_a_training_split_without_batches_is_an_error_that_names_it(fit):
+    """LOOP-5."""
     with pytest.raises(ValueError, match="d/train"):
         fit(trainer(), inputs=lambda: {"d": {"train": [], "valid": batches(2)}})
 

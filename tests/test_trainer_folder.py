@@ -21,6 +21,7 @@ def fit(tmp_path):
 
 
 def test_every_run_has_a_new_folder_and_nothing_in_an_older_one_changes(fit, tmp_path):
+    """LOG-3, LOG-7."""
     fit(trainer(CallbackTrainLog()), run_prefix="mine")
     older = tmp_path / "mine_r0"
     (older / "notes.txt").write_text("keep")

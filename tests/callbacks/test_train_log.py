@@ -56,6 +56,7 @@ def test_one_row_an_epoch_with_the_documented_columns(tmp_path):
 
 
 def test_columns_stay_when_metrics_come_and_go(tmp_path):
+    """LOG-2."""
     run = new_run(tmp_path)
     for epoch in range(6):
         measured = {"A": 1.0} if epoch < 5 else {}
@@ -85,6 +86,7 @@ epochs = st.lists(st.dictionaries(names, st.floats(allow_nan=False), max_size=4)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epochs)
 def test_every_number_reads_back_as_itself_under_its_name(tmp_path, epochs):
+    """LOG-2."""
     (tmp_path / "trainlog.csv").unlink(missing_ok=True)
     run = new_run(tmp_path)
     for measured in epochs:
@@ -99,6 +101,7 @@ def test_every_number_reads_back_as_itself_under_its_name(tmp_path, epochs):
 
 
 def test_names_with_commas_quotes_and_line_breaks_survive(tmp_path):
+    """LOG-2."""
     run = new_run(tmp_path)
     log_epoch(run, {'a,"b"\nc': {"s": {"y": {"loss": 0.5}}}})
     log_epoch(run, {'a,"b"\nc': {"s": {"y": {"loss": 0.25}}}})
@@ -113,6 +116,7 @@ def test_a_row_is_on_disk_when_its_epoch_ends(tmp_path):
 
 
 def test_the_learning_rate_is_that_of_the_epoch_and_exact(tmp_path):
+    """T10."""
     run = new_run(tmp_path)
     optimizers, schedulers = create_sgd_optimizers_scheduler_step_lr_fn({"d": {}}, run.model, 1e-7, 1, 0.5)
     run.optimizers = optimizers
@@ -128,15 +132,20 @@ def test_the_learning_rate_is_that_of_the_epoch_and_exact(tmp_path):
 
 
 def test_a_file_of_another_training_is_kept_under_another_name(tmp_path):
+    """T24, LOG-3."""
     (tmp_path / "trainlog.csv").write_text("older\n")
     run = new_run(tmp_path)
     run.fire("on_fit_start")
     log_epoch(run, metrics(loss=1.0))
     assert (tmp_path / "trainlog.csv~").read_text() == "older\n"
     assert rows(tmp_path)[0] == ["epoch", "time_s", "d/s/y/loss"]
+    newer = (tmp_path / "trainlog.csv").read_text()
+    new_run(tmp_path).fire("on_fit_start")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"trainlog.csv~": newer}
 
 
 def test_a_resumed_training_goes_on_in_the_same_file_with_the_same_columns(tmp_path):
+    """T24, LOG-3."""
     first = new_run(tmp_path)
     first.fire("on_fit_start")
     log_epoch(first, metrics(loss=1.0, extra=2.0))
@@ -144,6 +153,7 @@ def test_a_resumed_training_goes_on_in_the_same_file_with_the_same_columns(tmp_p
     second.fire("on_fit_start")
     log_epoch(second, metrics(loss=3.0))
     assert [row[2:] for row in rows(tmp_path)] == [["d/s/y/loss", "d/s/y/extra"], ["1.0", "2.0"], ["3.0", ""]]
+    assert [path.name for path in tmp_path.iterdir()] == ["trainlog.csv"]
 
 
 def test_the_file_has_the_name_it_is_given(tmp_path):

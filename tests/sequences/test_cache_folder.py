@@ -81,6 +81,7 @@ def a_folder(file):
 
 @pytest.mark.parametrize("damage", [cut_short, emptied, one_byte_changed, replaced])
 def test_a_damaged_file_is_made_again_with_a_warning(damage, tmp_path, opened, caplog):
+    """LOG-6."""
     list(opened(chain(tmp_path)))
     whole = {file: file.read_bytes() for file in files_of(tmp_path)}
     damaged = files_of(tmp_path)[2]
@@ -139,6 +140,7 @@ def test_a_changed_closure_value_or_default_serves_nothing_stale(tmp_path, opene
 
 
 def test_changed_code_in_a_module_that_is_imported_again_serves_nothing_stale(tmp_path, opened, monkeypatch):
+    """LOG-6."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     try:

@@ -30,6 +30,7 @@ EVAL_BATCH = ["batch_start", "forward_start", "loss", "batch_end"]
 
 
 def test_the_hooks_of_three_training_batches_and_two_evaluation_batches():
+    """T43."""
     trace = Trace()
     model = Net()
     run = Run(model, CPU, hooks=create_hook_table(per_epoch=[trace]))
@@ -233,6 +234,31 @@ def test_the_figures_of_a_batch_are_gathered_after_the_hook_that_tells_of_its_lo
     assert seen == [("loss", 0), ("end", 2), ("loss", 2), ("end", 4)]
 
 
+class AheadOfIts(SlowData):
+    """Makes a batch in 20 s beside whatever else is done: it waits for nobody, and one batch waits for it."""
+
+    def _batches(self):
+        ready = self.clock.now
+        for batch in self.data:
+            ready = max(ready, self.clock.now - 20.0) + 20.0
+            self.clock.now = max(self.clock.now, ready)
+            yield batch
+
+
+@pytest.mark.parametrize(("step_s", "share"), [(5.0, 0.75), (15.0, 0.25), (40.0, 0.0)])
+def test_the_share_of_waiting_for_a_source_that_works_meanwhile(step_s, share):
+    """T38, by a clock of ours: of a source of 20 s and a step of 5 s, three quarters; of a fast source nothing."""
+    clock = Clock()
+
+    def model(batch):
+        clock.now += step_s
+        return {"y": Constant(0.0)}
+
+    net = model_of(model)
+    history = evaluate(net, AheadOfIts(clock, batches(200, 1)), run=Run(net, CPU, clock=clock))[1]
+    assert history["info"]["wait_share"] == pytest.approx(share, abs=0.02)
+
+
 # Reading values stops the device
 
 
@@ -251,6 +277,7 @@ class HostReads(TorchDispatchMode):
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", [train, evaluate])
 def test_at_most_two_host_reads_in_a_split_of_a_hundred_batches(loop):
+    """T14."""
     reads = HostReads()
     with reads:
         loop(Net(), batches(200, 2))

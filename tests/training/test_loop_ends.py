@@ -116,11 +116,13 @@ def test_the_length_of_an_iterable_dataset_is_a_guess():
 
 @pytest.mark.parametrize("split", [[], iter(())])
 def test_a_training_split_without_batches_is_an_error_that_names_it(split):
+    """LOOP-5."""
     with pytest.raises(ValueError, match="training split d/train gave no batch"):
         train(Net(), split)
 
 
 def test_an_evaluation_split_without_batches_has_no_metrics(caplog):
+    """LOOP-5."""
     with caplog.at_level(logging.WARNING, logger="trw_pipeline"):
         outputs, history = evaluate(Net(), [])
     assert outputs == {}

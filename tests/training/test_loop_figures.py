@@ -13,6 +13,7 @@ from trw_pipeline.training.loop import create_losses_fn, default_sum_all_losses,
 
 
 def test_weights_and_losses_are_those_of_a_hand_written_loop():
+    """LOOP-1, statistics of batch normalisation included."""
     torch.manual_seed(0)
     mine = Net(dropout=0.5)
     theirs = copy.deepcopy(mine)
@@ -50,6 +51,7 @@ def test_weights_and_losses_are_those_of_a_hand_written_loop():
 
 @pytest.mark.parametrize(("nb_samples", "batch_size"), [(11, 2), (67, 32)])
 def test_figures_are_those_of_all_samples_at_once(nb_samples, batch_size):
+    """T11, LOOP-2."""
     model = Net()
     outputs, history = evaluate(model, batches(nb_samples, batch_size))
     whole = samples(nb_samples)
@@ -67,6 +69,7 @@ def test_figures_are_those_of_all_samples_at_once(nb_samples, batch_size):
 
 
 def test_a_training_without_progress_has_the_same_loss_in_training_and_evaluation():
+    """T11."""
     model = nn.Linear(3, 2)
 
     class Plain(nn.Module):
@@ -86,6 +89,7 @@ def test_a_training_without_progress_has_the_same_loss_in_training_and_evaluatio
 
 
 def test_the_overall_loss_is_the_sum_of_the_heads_that_have_one():
+    """T13."""
     model = model_of({"a": Constant(torch.tensor(2.0)), "b": Constant(0.5), "record": Constant(None)})
     _, history = evaluate(model, batches(3, 2))
     history.pop("info")
@@ -189,6 +193,7 @@ def test_loss_terms_are_shown_after_the_step():
 
 
 def test_training_mode_and_gradients_in_training_and_neither_in_evaluation():
+    """LOOP-1."""
     model = Net()
     train(model, batches(4, 2))
     evaluate(model, batches(4, 2))
@@ -211,6 +216,7 @@ def test_every_part_is_put_back_into_its_mode(loop, training):
 
 
 def test_mode_and_gradients_are_put_back_after_an_evaluation_that_raised():
+    """LOOP-1."""
     model = Net()
     with pytest.raises(ValueError, match="truth"):
         evaluate(model, [{"x": torch.ones(2, 3)}])
@@ -227,6 +233,7 @@ def test_gradients_are_gone_when_a_split_ends():
 
 
 def test_gradients_from_before_do_not_count():
+    """LOOP-3."""
     mine, theirs = Net(), Net()
     theirs.load_state_dict(mine.state_dict())
     for parameter in mine.parameters():

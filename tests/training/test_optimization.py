@@ -90,7 +90,7 @@ def test_the_gradient_of_k_batches_is_that_of_one_with_all_their_samples(k, dtyp
 @pytest.mark.parametrize("wrap", [list, of_unknown_length], ids=["length known", "length unknown"])
 @pytest.mark.parametrize(("nb_samples", "size", "k"), [(11, 2, 4), (13, 3, 2), (5, 4, 8), (9, 4, 2)])
 def test_the_tail_of_a_split_is_exact(nb_samples, size, k, wrap):
-    """T02: 11 samples, batches of 2, k=4 are steps of the samples 0 to 7 and 8 to 10."""
+    """LOOP-3, T02: 11 samples, batches of 2, k=4 are steps of the samples 0 to 7 and 8 to 10."""
     model = Mlp(torch.float64)
     of_steps, run = trained(model, wrap(batches(nb_samples, size)), accumulate=k)
     bounds = [*range(0, nb_samples, size * k), nb_samples]
@@ -109,7 +109,7 @@ def test_batches_of_any_sizes_count_by_their_samples():
 
 
 def test_each_epoch_has_its_own_steps_and_ends_without_gradients():
-    """T05."""
+    """LOOP-3, T05."""
     model = Mlp()
     for _ in range(3):
         of_steps, _ = trained(model, batches(12, 2), rate=0.1, accumulate=4)

@@ -78,6 +78,7 @@ def test_a_scheduler_may_step_after_every_step(tmp_path):
 
 
 def test_steps_are_those_of_the_optimizer_not_batches(tmp_path):
+    """LOOP-3."""
     rates = fit(tmp_path, lambda optimizer: Schedule(halved(optimizer), every="step"), accumulate=2)
     assert rates.of_steps == [0.5**n for n in range(4)]
 
