@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 from PIL import Image
-from toy_trainer import Net, batches, datasets, fitting_in, trainer
+from toy_trainer import Net, batches, datasets, fitting_in, sgd, trainer
 
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
@@ -18,6 +18,7 @@ from trw_pipeline.trainer import (
 from trw_pipeline.training.callback import HOOKS, Callback
 from trw_pipeline.training.loop import default_sum_all_losses, epoch_train_eval
 from trw_pipeline.training.optimizers import create_sgd_optimizers_scheduler_step_lr_fn
+from trw_pipeline.training.options import create_default_options
 
 
 @pytest.fixture
@@ -95,6 +96,19 @@ def test_evaluation_splits_run_in_epoch_zero_and_every_nth_and_at_the_end(fit, n
     for dataset in ("a", "b"):
         present = [list(epoch[dataset]) for epoch in result["history"]]
         assert present == [["train", "valid", "test"] if e in evaluated else ["train"] for e in range(num_epochs + 1)]
+
+
+def test_the_split_to_train_on_is_that_of_the_options(tmp_path):
+    options = create_default_options(tmp_path, 1, "cpu")
+    options["workflow_options"]["train_split"] = "valid"
+    trained = []
+
+    class Notes(Callback):
+        def on_split_start(self, run):
+            trained.append((run.split, run.training))
+
+    trainer(Notes()).fit(options, datasets, lambda options: Net(), sgd)
+    assert trained == [("train", False), ("valid", True), ("train", False), ("valid", False)]
 
 
 def test_without_final_evaluation_there_are_no_outputs(fit):

@@ -52,7 +52,7 @@ def test_figures_are_those_of_a_meter_that_was_never_saved(heads):
 
 
 def test_losses_go_on_where_they_are():
-    """RES-6: those of a training that is resumed on another device; "meta" stands in for one."""
+    """RES-6: those of a training that is resumed on another device, for which "meta" stands in."""
     meter = SplitMeter()
     meter.add({}, torch.ones(()), 2)
     resumed = SplitMeter()

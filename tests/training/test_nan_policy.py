@@ -7,9 +7,11 @@ import torch
 from toy_trainer import fitting_in, trainer
 from toy_training import CPU, batches
 
+from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.training.callback import Callback
+from trw_pipeline.training.optimizers import create_adam_optimizers_fn
 
 
 class Net(torch.nn.Module):
@@ -58,6 +60,37 @@ def test_by_default_the_training_ends_before_the_weights_are_touched_and_says_wh
     assert isinstance(raised.value, FloatingPointError)
     assert len(weights.of_steps) == 5
     assert torch.equal(weights.at_error, weights.of_steps[-1])
+
+
+@pytest.mark.parametrize("bad_epoch", [1, 2])
+def test_the_last_good_checkpoint_stays_and_goes_on_with_moments_that_are_numbers(tmp_path, bad_epoch):
+    """LOOP-4: from it the training ends as one that never met the bad batch."""
+
+    class Spoils(Callback):
+        def on_forward_start(self, run):
+            if run.training and (run.epoch, run.batch_index) == (bad_epoch, 5):
+                run.batch["x"] = run.batch["x"] * torch.nan
+
+    def fit(folder, *callbacks, **arguments):
+        return fitting_in(folder)(
+            trainer(*callbacks, CallbackCheckpoint()),
+            inputs=lambda: {"d": {"train": batches(20, 2), "valid": batches(4, 2)}},
+            model_fn=lambda options: Net(),
+            optimizers_fn=lambda datasets, model: create_adam_optimizers_fn(datasets, model, 0.01),
+            num_epochs=4,
+            seed=3,
+            **arguments,
+        )[0]
+
+    with pytest.raises(NonFiniteLossError, match=f"epoch {bad_epoch}"):
+        fit(tmp_path, Spoils())
+    checkpoint = torch.load(tmp_path / "default_r0" / "checkpoints" / "last.pt", weights_only=True)
+    assert checkpoint["epoch"] == bad_epoch
+    moments = [value for state in checkpoint["optimizers"]["d"][""]["state"].values() for value in state.values()]
+    assert len(moments) == 6
+    assert all(value.isfinite().all() for value in (*checkpoint["model"].values(), *moments))
+    again = fit(tmp_path, resume=tmp_path / "default_r0")
+    assert torch.equal(again.inner.weight, fit(tmp_path / "whole").inner.weight)
 
 
 def test_a_batch_may_be_left_out_and_counts_nowhere(tmp_path, caplog):
