@@ -254,16 +254,19 @@ def orders(sequence, nb):
 
 
 def test_the_orders_of_five_epochs_are_different_permutations():
+    """SEED-5."""
     found = orders(array(), 5)
     assert len(set(found)) == 5
     assert {tuple(sorted(order)) for order in found} == {tuple(range(NB))}
 
 
 def test_a_second_run_has_the_same_five_orders():
+    """SEED-5."""
     assert orders(array(), 5) == orders(array(), 5)
 
 
 def test_an_epoch_can_be_made_without_those_before_it():
+    """SEED-5."""
     expected = epochs(drawing(), nb=4)[3]
     with array().map(drawing()) as sequence:
         sequence.set_epoch(3)

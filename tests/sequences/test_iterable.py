@@ -93,6 +93,7 @@ def test_tuples_get_names():
 @every_source
 @pytest.mark.parametrize("options", [{}, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
 def test_each_item_comes_once_whatever_the_workers(make, options):
+    """SEED-4."""
     with SequenceIterable(make()).map(lambda batch: batch, **options) as sequence:
         for _ in range(3):
             assert sorted(x % 100 for x in numbers(sequence)) == list(range(NB))

@@ -179,7 +179,7 @@ def epochs(nb=6, seed=3, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["oldest", "most_served"])
 def test_epochs_are_the_same_for_any_workers_and_bounds(policy):
-    """Jobs take times that differ; and each has random numbers of its own."""
+    """SEED-6: Jobs take times that differ; and each has random numbers of its own."""
     expected = epochs(backend="inline", replace_policy=policy)
     assert [len(epoch) for epoch in expected] == [8, 10, 10, 10, 10, 10]
     for options in (
