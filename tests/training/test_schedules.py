@@ -11,6 +11,7 @@ from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.optimizers import Schedule, learning_rates
+from trw_pipeline.training.split import judge
 
 
 class Rates(Callback):
@@ -110,6 +111,43 @@ def test_steps_that_an_overflow_prevented_do_not_count(tmp_path):
     fit(tmp_path, make, 6, also=[Sees()], model_fn=lambda options: Steep(), amp="fp16", ema=0.9)
     assert 0 < len(made) < len(seen) == 18
     assert all(rate == expected and counted == steps for rate, expected, counted, steps in seen)
+
+
+def test_of_several_optimizers_each_has_the_steps_of_its_own_counted(tmp_path):
+    """One of them steps with every batch, the other with every second; torch would warn of one that goes ahead."""
+    rates = []
+
+    class OfParts(Net):
+        def __init__(self):
+            super().__init__()
+            self.other = torch.nn.Linear(3, 2)
+
+    def step(run):
+        judge(run)
+        for name in ("first", "second"):
+            if name == "first" or run.batch_index % 2:
+                run.backward(run.model.inner(run.batch["x"]).sum() + run.model.other(run.batch["x"]).sum())
+                run.step(name)
+                rates.append({name: one.param_groups[0]["lr"] for name, one in run.optimizer.items()})
+
+    def optimizers_fn(datasets, model):
+        optimizers = {
+            "second": torch.optim.SGD(model.other.parameters(), lr=1.0),
+            "first": torch.optim.SGD(model.inner.parameters(), lr=1.0),
+        }
+        schedules = [Schedule(halved(optimizer), every="step") for optimizer in optimizers.values()]
+        return {"d": optimizers}, {"d": schedules}
+
+    fitting_in(tmp_path)(
+        trainer(),
+        inputs=lambda: {"d": {"train": batches(8, 2)}},
+        optimizers_fn=optimizers_fn,
+        model_fn=lambda options: OfParts(),
+        num_epochs=1,
+        step=step,
+    )
+    assert [rate["first"] for rate in rates] == [0.5, 0.25, 0.25, 0.125, 0.0625, 0.0625]
+    assert [rate["second"] for rate in rates] == [1.0, 1.0, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_several_schedulers_of_one_optimizer_each_step_when_they_should(tmp_path):

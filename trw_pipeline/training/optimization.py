@@ -103,8 +103,8 @@ class Optimization:
             loss = self.scaler.scale(loss)
         loss.backward()
 
-    def step(self, optimizers: Mapping[str, Optimizer], model: nn.Module) -> bool:
-        """Steps with the gradients of the group, and clears all of them; returns whether any optimizer stepped."""
+    def step(self, optimizers: Mapping[str, Optimizer], model: nn.Module) -> list[Optimizer]:
+        """Steps with the gradients of the group, and clears all of them; returns the optimizers that stepped."""
         if self.scaler is not None:
             for optimizer in optimizers.values():
                 self.scaler.unscale_(optimizer)
@@ -114,19 +114,19 @@ class Optimization:
                 gradient.mul_(factor)
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizers.values()), self.clip_norm)
-        has_stepped = self._step_each(optimizers.values())
+        stepped = self._step_each(optimizers.values())
         model.zero_grad(set_to_none=True)  # of all parameters: a loss of one part may have left gradients in another
         self.begin_group()
-        if self.average is not None and has_stepped:
+        if self.average is not None and stepped:
             self.average.update_parameters(model)
-        return has_stepped
+        return stepped
 
-    def _step_each(self, optimizers: Iterable[Optimizer]) -> bool:
+    def _step_each(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
         """With a scaler none steps whose gradients overflowed; to ask the scale instead would stop the device."""
         if self.scaler is None:
             for optimizer in optimizers:
                 optimizer.step()
-            return True
+            return list(optimizers)
         stepped: list[Optimizer] = []
         for optimizer in optimizers:
             handle = optimizer.register_step_post_hook(lambda stepping, arguments, keywords: stepped.append(stepping))
@@ -135,7 +135,7 @@ class Optimization:
             finally:
                 handle.remove()
         self.scaler.update()
-        return bool(stepped)
+        return stepped
 
     def group_state(self, model: nn.Module) -> dict[str, Any] | None:
         """Returns what waits for the next step, or None if nothing does."""

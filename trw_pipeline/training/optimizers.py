@@ -27,7 +27,7 @@ class Schedule:
 
     Args:
         scheduler: what sets the learning rate.
-        every: "epoch": when the splits of its dataset are done; "step": after every step of the optimizer.
+        every: "epoch": when the splits of its dataset are done; "step": after every step of its optimizer.
         metric: the scheduler is given this metric, at the end of each epoch that has it, as
             `torch.optim.lr_scheduler.ReduceLROnPlateau` wants it; or None. One that the first epoch has not is an
             error.

@@ -269,12 +269,13 @@ class Run:
             return
         self.fire("on_step_start")
         chosen = {name: optimizers[name] for name in names} if names else optimizers
-        has_stepped = self.optimization.step(chosen, self.split_model or self.model)
+        stepped = self.optimization.step(chosen, self.split_model or self.model)
         self.batch_counted = False
-        if has_stepped:  # else half precision overflowed
+        if stepped:  # else half precision overflowed
             self.nb_steps += 1
             for schedule in self.step_schedules:
-                schedule.scheduler.step()
+                if getattr(schedule.scheduler, "optimizer", stepped[0]) in stepped:
+                    schedule.scheduler.step()
         self.fire("on_step_end")
 
     def fire(self, name: str) -> None:
