@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
+    ExponentialLR,
     LambdaLR,
     LinearLR,
     MultiStepLR,
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
-from toy_resume import Breaks, Broken, same_weights, without_times
+from toy_resume import Breaks, Broken, log_of, same_weights, without_times
 from toy_trainer import SCORE, Net, Scores, batches, fitting_in, trainer
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
@@ -26,6 +27,7 @@ from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.outputs.metrics import Metric
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.optimizers import Schedule
+from trw_pipeline.training.split import judge
 
 EPOCHS = 5
 NB_STEPS = 3  # of an epoch
@@ -308,3 +310,55 @@ def test_a_training_that_ends_as_soon_as_it_was_resumed_loses_nothing(tmp_path, 
     again = fit(callbacks(), resume=tmp_path / "default_r0", **arguments)
     assert same_weights(whole[0], again[0])
     assert without_times(whole[1]["history"]) == without_times(again[1]["history"])
+
+
+class Gan(Net):
+    """Its generator and its discriminator have optimizers, and schedules, of their own; noise is drawn by chance."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.3))
+
+
+def gan_step(run):
+    fake = run.model.generator(torch.randn(len(run.batch["x"]), 2))
+    judge(run)
+    run.backward(run.loss + run.model.inner(fake.detach()).mean())
+    run.step("discriminator")
+    run.backward(-run.model.inner(fake).mean())
+    run.step("generator")
+
+
+def optimizers_of_a_gan(datasets, model):
+    optimizers = {
+        "generator": torch.optim.Adam(model.generator.parameters(), 0.05),
+        "discriminator": torch.optim.SGD(model.inner.parameters(), 0.1, momentum=0.9),
+    }
+    schedules = [Schedule(ExponentialLR(optimizer, 0.9), every="step") for optimizer in optimizers.values()]
+    return {"d": optimizers}, {"d": schedules}
+
+
+@pytest.mark.slow
+def test_a_gan_of_two_optimizers_goes_on(tmp_path):
+    """RES-2, RES-4: broken off in turn before each batch of the second epoch."""
+
+    def fit(folder, *callbacks, **arguments):
+        return fitting_in(folder)(
+            trainer(*callbacks, CallbackTrainLog(), CallbackCheckpoint(every_n_steps=1)),
+            inputs=small,
+            model_fn=lambda options: Gan(),
+            optimizers_fn=optimizers_of_a_gan,
+            step=gan_step,
+            seed=3,
+            **arguments,
+        )
+
+    whole = fit(tmp_path / "whole")
+    for break_at in range(NB_STEPS + 2, 2 * (NB_STEPS + 2)):
+        folder = tmp_path / str(break_at)
+        with pytest.raises(Broken):
+            fit(folder, Breaks(break_at))
+        again = fit(folder, resume=folder / "default_r0")
+        assert same_weights(whole[0], again[0])
+        assert without_times(whole[1]["history"]) == without_times(again[1]["history"])
+        assert log_of(tmp_path / "whole") == log_of(folder)
