@@ -31,13 +31,13 @@ def augment(batch, rng):
     return {**batch, "x": batch["x"] + rng.normal(size=batch["x"].shape).astype(np.float32)}
 
 
-def inputs():
+def inputs(**workers):
     x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     split = {"x": x, "truth": (x[:, 0] > 0).astype(np.int64)}
-    return {"d": {name: SequenceArray(split).map(augment).batch(4).collate() for name in ("train", "valid")}}
+    return {"d": {name: SequenceArray(split).map(augment, **workers).batch(4).collate() for name in ("train", "valid")}}
 
 
-def fit(tmp_path, **arguments):
+def fit(tmp_path, inputs=inputs, **arguments):
     draws = Draws()
     model, result = fitting_in(tmp_path)(trainer(draws), inputs=inputs, model_fn=lambda options: Dropout(), **arguments)
     losses = [entry["d"][name]["y"]["loss"] for entry in result["history"] for name in ("train", "valid")]
@@ -52,6 +52,30 @@ def test_the_same_seed_gives_the_same_training_and_another_one_another(tmp_path)
     other, _, seen_other = fit(tmp_path, seed=8)
     assert not torch.equal(weight, other)
     assert [uids for _, uids, *_ in seen] != [uids for _, uids, *_ in seen_other]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workers",
+    [{"nb_workers": 1, "backend": "thread"}, {"nb_workers": 3, "backend": "thread"}, {"nb_workers": 2}],
+    ids=["one thread", "three threads", "two processes"],
+)
+def test_the_training_does_not_depend_on_the_workers(tmp_path, workers):
+    """SEED-2, of weights, losses, orders and what is drawn beside: bit by bit."""
+    made = []
+
+    def of_workers():
+        made.append(inputs(**workers))
+        return made[-1]
+
+    try:
+        weight, *others = fit(tmp_path, of_workers, seed=7)
+    finally:
+        for split in made[0]["d"].values():
+            split.close()
+    expected, *expected_others = fit(tmp_path, seed=7)
+    assert torch.equal(weight, expected)
+    assert others == expected_others
 
 
 def test_splits_of_one_source_are_shuffled_apart(tmp_path):
