@@ -160,7 +160,8 @@ def test_there_is_a_bar_on_a_terminal_and_nothing_elsewhere(capsys, monkeypatch)
     binseg.validate_epoch(batches(4), new_model(), CPU, CRITERION, "xval@1")
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    binseg.validate_epoch(batches(4), new_model(), CPU, CRITERION, "xval@1")
+    binseg.validate_epoch(batches(4), new_model(), CPU, CRITERION, "one [/two]")
     out, errors = capsys.readouterr()
     assert out == ""
-    assert "xval@1" in errors
+    assert "binseg/one [/two]" in errors
+    assert "epoch" not in errors

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
 from trw_pipeline.outputs.output import LossTerm, Output
-from trw_pipeline.training.history import OVERALL_LOSS, SplitHistory
+from trw_pipeline.training.callback import create_hook_table
+from trw_pipeline.training.history import OVERALL_LOSS
 from trw_pipeline.training.loop import default_sum_all_losses, eval_loop, train_loop
 from trw_pipeline.training.optimization import Optimization
 from trw_pipeline.training.run import Run
@@ -57,12 +57,11 @@ def train_epoch(
         TypeError: a batch is neither tuple nor list, or the count is no int.
         NonFiniteLossError: a loss is NaN or infinite; the weights are those before.
     """
-    run = Run(_Net(model, criterion), torch.device(device), optimization=Optimization(batch_chunk_count))
     split = _Batches(loader, "train")
-    _, history = train_loop(
-        run.device, _DATASET, "train", split, optimizer, run.model, default_sum_all_losses, None, None, None, run=run
-    )
-    return _loss_of(history)
+    with _shown(Run(_Net(model, criterion), torch.device(device), optimization=Optimization(batch_chunk_count))) as run:
+        where = (run.device, _DATASET, split.name, split)
+        _, history = train_loop(*where, optimizer, run.model, default_sum_all_losses, None, None, None, run=run)
+    return history[OVERALL_LOSS]["loss"]
 
 
 def validate_epoch(
@@ -84,12 +83,13 @@ def validate_epoch(
         ValueError: there is no batch; a batch has no samples, or not three or four parts.
         TypeError: a batch is neither tuple nor list.
     """
-    net = _Net(model, criterion)
     split = _Batches(loader, pbar_desc)
-    _, history = eval_loop(torch.device(device), _DATASET, pbar_desc, split, net, default_sum_all_losses, None)
+    with _shown(Run(_Net(model, criterion), torch.device(device))) as run:
+        where = (run.device, _DATASET, split.name, split)
+        _, history = eval_loop(*where, run.model, default_sum_all_losses, None, run=run)
     if OVERALL_LOSS not in history:
         raise ValueError(f"a loader to validate with must give at least one batch, and {pbar_desc!r} gave none")
-    return _loss_of(history)
+    return history[OVERALL_LOSS]["loss"]
 
 
 @contextmanager
@@ -111,19 +111,26 @@ def torch_evaluation(model: nn.Module) -> Generator[nn.Module, None, None]:
             module.training = mode
 
 
-class _Batches:
-    """The tuples of a loader as batches of named features, with a progress bar on a terminal."""
+@contextmanager
+def _shown(run: Run) -> Generator[Run, None, None]:
+    """Shows on a terminal where the loop is."""
+    run.hooks = create_hook_table(per_epoch=[CallbackProgressBar()])
+    run.fire("on_fit_start")
+    try:
+        yield run
+    finally:
+        run.fire("on_fit_end")
 
-    def __init__(self, loader: Loader, description: str) -> None:
+
+class _Batches:
+    """The tuples of a loader as batches of named features."""
+
+    def __init__(self, loader: Loader, name: str) -> None:
         self.loader = loader
-        self.description = description
+        self.name = name
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        console = Console(stderr=True)
-        batches = self.loader
-        if console.is_terminal:
-            batches = track(self.loader, self.description, console=console, transient=True)
-        for index, batch in enumerate(batches):
+        for index, batch in enumerate(self.loader):
             yield self._named(index, batch)
 
     def __len__(self) -> int:
@@ -135,13 +142,13 @@ class _Batches:
         if not isinstance(batch, (tuple, list)):
             raise TypeError(
                 f"a batch must be a tuple (names, images, targets[, masks]), and batch {index} of "
-                f"{self.description!r} is a {type(batch).__name__}"
+                f"{self.name!r} is a {type(batch).__name__}"
             )
         parts = cast("Sequence[Any]", batch)
         if len(parts) not in (3, 4):
             raise ValueError(
                 f"a batch must have three or four parts (names, images, targets[, masks]), and batch {index} of "
-                f"{self.description!r} has {len(parts)}"
+                f"{self.name!r} has {len(parts)}"
             )
         names = parts[0]
         features = dict(zip(("image", "target", "mask"), parts[1:], strict=False))
@@ -168,7 +175,3 @@ class _Judged(Output):
     def evaluate_batch(self, batch: Batch, is_training: bool) -> LossTerm:
         mask = [batch["mask"]] if "mask" in batch else []
         return self._term(batch, loss=self.criterion(self._unjudged(), batch["target"], *mask))
-
-
-def _loss_of(history: SplitHistory) -> float:
-    return history[OVERALL_LOSS]["loss"]

@@ -71,8 +71,9 @@ class CallbackProgressBar(Callback):
         """Show a bar for the split."""
         if self._progress is not None:
             total = run.num_batches if run.num_batches is not None else self._nb_batches.get((run.dataset, run.split))
-            name = "final evaluation" if run.is_final else f"epoch {run.epoch}"
-            self._task = self._progress.add_task(f"{name} {run.dataset}/{run.split}", total=total)
+            # A split that belongs to no training, as in a loop of the user's, has no epoch.
+            when = "final evaluation " if run.is_final else f"epoch {run.epoch} " if run.epochs else ""
+            self._task = self._progress.add_task(f"{when}{run.dataset}/{run.split}", total=total)
             self._draw()
 
     def on_batch_end(self, run: Run) -> None:

@@ -11,6 +11,8 @@ Every split with samples has the output `overall_loss` with the metric `loss`, a
 | `samples_per_s` | `nb_samples / time_s` |
 | `wait_s` | seconds of it that the loop waited for data: inside `iter(split)` and `next` |
 | `wait_share` | `wait_s / time_s`, in [0, 1] |
+
+`CallbackResourceMonitor` adds the output `resources`.
 """
 
 from __future__ import annotations
