@@ -300,6 +300,28 @@ def test_an_argument_that_is_wrong_is_refused_before_any_file(tmp_path, changes,
     assert not (tmp_path / "new").exists()
 
 
+def test_a_scheduler_that_wants_a_metric_follows_the_validation_loss(tmp_path):
+    """The loss stays as it is, so the rate is cut after each epoch but the first."""
+    model = new_model()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    weight = nn.Parameter(torch.zeros(1))
+    model.register_parameter("unused", weight)
+    optimizer = torch.optim.SGD([weight], 1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    changes = {"model": model, "optimizer": optimizer, "scheduler": plateau}
+    with pytest.raises(ValueError, match="got no valid_loader"):
+        run_plainly(tmp_path / "without", **changes)
+    assert not (tmp_path / "without").exists()
+
+    def criterion(output, target):
+        return CRITERION(output, target) + 0 * weight.sum()
+
+    more = {"valid_loader": batches(4), "criterion": criterion, "arguments": {"epoch": 0, "max_epoch": 4}}
+    run_plainly(tmp_path / "with", **changes, **more)
+    assert [float(row["learning_rate"]) for row in log_of(tmp_path / "with")] == [1.0, 1.0, 0.5, 0.25]
+
+
 def test_an_error_leaves_the_rows_of_the_epochs_before_and_no_thread(tmp_path):
     class Fails(list):
         def __iter__(self):

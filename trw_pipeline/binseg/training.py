@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trw_pipeline.binseg.checkpoints import FINAL, SavesCheckpoints, checkpointer_process
 from trw_pipeline.binseg.epochs import Criterion, Loader, train_epoch, validate_epoch
@@ -74,7 +75,8 @@ def run(
         extra_valid_loaders: more of these, for the log alone; or None.
         optimizer: optimises the model.
         criterion: see `train_epoch`.
-        scheduler: its learning rate scheduler, stepped at the end of each epoch; or None.
+        scheduler: its learning rate scheduler, stepped at the end of each epoch; or None. `ReduceLROnPlateau`
+            follows the validation loss.
         checkpointer: a `Checkpointer`, anything else with `save(name, **data)`, or None for no checkpoints.
         checkpoint_period: epochs between two checkpoints for their own sake; 0: none.
         device: where to train.
@@ -93,6 +95,8 @@ def run(
     """
     start, max_epoch = _checked(arguments, checkpointer, checkpoint_period, batch_chunk_count)
     checked_interval("monitoring_interval", monitoring_interval)
+    if isinstance(scheduler, ReduceLROnPlateau) and valid_loader is None:
+        raise ValueError("ReduceLROnPlateau follows the validation loss, got no valid_loader")
     device = torch.device(device)
     check_gpu(device)
     if start >= max_epoch:
@@ -133,7 +137,10 @@ def run(
                 epoch, total_time_s, eta_s, loss, valid_loss, extra_losses, optimizer, writer, logfile, resources
             )
             os.fsync(logfile.fileno())
-            if scheduler is not None:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                assert valid_loss is not None  # there is a loader to validate with
+                scheduler.step(valid_loss)
+            elif scheduler is not None:
                 scheduler.step()
             state = {**arguments, "random": random_states()}
             lowest = checkpointer_process(checkpointer, checkpoint_period, valid_loss, lowest, state, epoch, max_epoch)
