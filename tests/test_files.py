@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trw_pipeline.files import (
+    append_bytes,
     create_numbered_folder,
     create_or_recreate_folder,
     open_atomic,
@@ -25,6 +26,14 @@ def test_write_bytes_replaces_an_older_file(tmp_path):
     path.write_bytes(b"older and longer")
     write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_append_bytes_makes_a_file_grow(tmp_path):
+    for part in (b"one\n", b"two\n"):
+        append_bytes(tmp_path / "a.log", part)
+    assert (tmp_path / "a.log").read_bytes() == b"one\ntwo\n"
+    with pytest.raises(FileNotFoundError):
+        append_bytes(tmp_path / "absent" / "a.log", b"")
 
 
 def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path):

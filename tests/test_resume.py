@@ -4,10 +4,24 @@ import numpy as np
 import pytest
 import torch
 import toy_resume
-from toy_resume import EPOCHS, Broken, fit, log_of, optimizers_fn, resumed, same_weights, without_times
+from toy_logs import events_of, json_lines_of, table_of
+from toy_resume import (
+    EPOCHS,
+    Broken,
+    fit,
+    is_of_time,
+    log_of,
+    optimizers_fn,
+    resumed,
+    same_weights,
+    without_times,
+)
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
+from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
+from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.errors import CheckpointError
+from trw_pipeline.training.callback import Callback
 
 KINDS = {
     "sequences": toy_resume.of_sequences(),
@@ -202,6 +216,44 @@ def test_what_came_after_the_checkpoint_is_cut_out_of_a_log_that_had_grown_wider
     whole = fit(tmp_path / "whole", KINDS["sequences"], seed=3)
     again = fit(tmp_path, KINDS["sequences"], checkpoint=CallbackCheckpoint(), seed=3, resume=tmp_path / "default_r0")
     check_same(whole, tmp_path / "whole", again, tmp_path)
+
+
+def test_every_log_has_each_epoch_once_where_a_crash_came_between_row_and_checkpoint(tmp_path):
+    """LOG-3: also where the rows that are done again had made a table wider."""
+
+    class Crashes(Callback):
+        def __init__(self, at):
+            self.at = at
+
+        def on_epoch_end(self, run):
+            if run.epoch == self.at:
+                raise Broken
+
+    class Measures(Callback):
+        def on_split_end(self, run):
+            if run.epoch:
+                run.history[-1]["d"]["train"]["y"]["late"] = float(run.epoch)
+
+    def train(at, **resume):
+        logs = [CallbackTrainLog("log.jsonl"), CallbackTensorboardRecordHistory()]
+        extra = [Measures(), *logs, CallbackTrainLog("late.csv"), Crashes(at)]
+        fit(tmp_path, KINDS["sequences"], checkpoint=CallbackCheckpoint(), extra=extra, seed=3, **resume)
+
+    folder = tmp_path / "default_r0"
+    events = folder / "tensorboard" / "events.out.tfevents.history"
+    with pytest.raises(Broken):
+        train(1)
+    assert [row["epoch"] for row in json_lines_of(folder / "log.jsonl")] == [0, 1]
+    train(None, resume=folder)
+    assert [row["epoch"] for row in json_lines_of(folder / "log.jsonl")] == [0, 1, 2]
+    assert [step for step, tag, _ in events_of(events) if tag == "time_s"] == [0, 1, 2]
+    table = table_of(folder / "late.csv")
+    assert [(row["epoch"], row["d/train/y/late"]) for row in table] == [("0", ""), ("1", "1.0"), ("2", "2.0")]
+    assert [path.name for path in folder.rglob("*~")] == []
+    for row, line in zip(table, json_lines_of(folder / "log.jsonl"), strict=True):
+        assert {name: float(value) for name, value in row.items() if value and not is_of_time(name)} == {
+            name: value for name, value in line.items() if not is_of_time(name)
+        }
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
     from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
+    from trw_pipeline.callbacks.tensorboard import (
+        CallbackTensorboardRecordHistory as CallbackTensorboardRecordHistory,
+    )
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
     from trw_pipeline.errors import CheckpointError as CheckpointError
     from trw_pipeline.errors import ClosedError as ClosedError
@@ -143,6 +146,7 @@ _FILE_OF = {
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
+    "CallbackTensorboardRecordHistory": "callbacks.tensorboard",
     "CallbackTrainLog": "callbacks.train_log",
     "CheckpointError": "errors",
     "CleanAddedHooks": "nets.hooks",

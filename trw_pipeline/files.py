@@ -55,6 +55,21 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def append_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write to the end of a file, which is made if it is absent, and wait until it is on the disk.
+
+    A crash may leave a part of the data at the end of the file, but changes nothing that was there before.
+
+    Args:
+        path: the file; its folder must exist.
+        data: what to write.
+    """
+    with Path(path).open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def safe_filename(string: str) -> str:
     """Make a file name out of any text by leaving out its special characters.
 

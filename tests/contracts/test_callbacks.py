@@ -15,6 +15,7 @@ from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
 from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
+from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.trainer import Trainer
@@ -47,7 +48,9 @@ CALLBACKS = {
     "progress_bar": CallbackProgressBar,
     "resource_monitor": CallbackResourceMonitor,
     "save_last_model": CallbackSaveLastModel,
+    "tensorboard": CallbackTensorboardRecordHistory,
     "train_log": CallbackTrainLog,
+    "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
 }
 SLOW = ("export_history",)  # it draws
 every_callback = pytest.mark.parametrize(
@@ -163,4 +166,5 @@ def test_all_callbacks_of_the_package_are_here():
     for module in pkgutil.iter_modules(trw_pipeline.callbacks.__path__):
         names = vars(importlib.import_module(f"trw_pipeline.callbacks.{module.name}"))
         found |= {name for name, thing in names.items() if isinstance(thing, type) and issubclass(thing, Callback)}
-    assert found - {"Callback"} == {type(create()).__name__ for create in CALLBACKS.values()}
+    bases = {"Callback", "RowLog"}
+    assert found - bases == {type(create()).__name__ for create in CALLBACKS.values()}
