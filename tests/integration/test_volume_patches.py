@@ -72,7 +72,7 @@ def test_the_parts_are_real_disjoint_and_labelled(splits):
         grey, white = (loaded["image"][loaded["label"] == tissue].mean() for tissue in (1, 2))
         assert grey < white, "fat is bright in a T1-weighted image"
         shapes.append(loaded["image"].shape[2:])
-    assert shapes == [(49, 59, 47), (49, 59, 48), (49, 58, 47), (49, 58, 48), (49, 117, 95)]
+    assert shapes == [(49, 43, 47), (49, 43, 48), (49, 43, 47), (49, 43, 48), (49, 31, 95)]
 
 
 def test_files_that_are_there_are_not_written_again(splits, tmp_path_factory):
@@ -191,7 +191,7 @@ def test_dice_by_hand():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_short_training_finds_the_grey_matter_of_the_other_hemisphere(tmp_path):
+def test_a_short_training_finds_the_grey_matter_of_another_part(tmp_path):
     found = train(tmp_path, epochs=10, nb_patches=8, size=16, **THREADS)
     assert found["grey matter"] > 0.5
     assert set(found) == {"grey matter", "white matter"}
