@@ -8,12 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 
-TRAIN = [sys.executable, "-m", "trw_pipeline", "train", "mnist"]
+COMMAND = [sys.executable, "-m", "trw_pipeline", "train"]
+TRAIN = [*COMMAND, "mnist"]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,10 +36,11 @@ def metrics_of(run: Path) -> list[dict[str, str]]:
     return [{name: value for name, value in row.items() if not name.endswith(timed)} for row in rows]
 
 
-def test_help_names_every_option():
-    text = subprocess.run([*TRAIN, "--help"], capture_output=True, text=True, timeout=60).stdout
-    options = "--epochs --batch-size --nb-workers --backend --reservoir --seed --device --output"
-    assert not [option for option in options.split() if option not in text]
+@pytest.mark.parametrize(("example", "more"), [("mnist", ["--reservoir"]), ("brain", [])])
+def test_help_names_every_option(example, more):
+    text = subprocess.run([*COMMAND, example, "--help"], capture_output=True, text=True, timeout=60).stdout
+    options = "--epochs --batch-size --nb-workers --backend --seed --device --output --resume"
+    assert not [option for option in [*options.split(), *more] if option not in text]
 
 
 def test_a_wrong_option_is_one_clear_line(tmp_path):
@@ -53,13 +56,14 @@ def test_a_wrong_option_is_one_clear_line(tmp_path):
         (["--device", "gpu0"], "gpu0"),
         (["--output", "/proc/nope"], "/proc/nope"),
         (["--reservoir", "--nb-workers", "0"], "nb_workers"),
+        (["--resume", "."], "resume must be the folder of a run of train mnist"),
     ],
 )
 @pytest.mark.slow
 def test_what_can_not_work_is_one_clear_line_before_any_work(tmp_path, arguments, word):
     done = train(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert word in done.stderr
+    assert word in " ".join(re.sub(r"[│╭╮╰╯─]", "", done.stderr).split()), "in a box, perhaps, of several lines"
     assert "Traceback" not in done.stderr
 
 
@@ -129,6 +133,61 @@ def test_a_terminal_gets_a_bar_and_a_table(tmp_path):
     assert re.search(r"/63\b", text), "the bar counts the 63 batches"
     assert re.search(r"dataset +split +loss +error +samples/s +waited", text), "the epoch is a table"
     assert text.rstrip().endswith("last.model")
+
+
+@pytest.mark.slow
+def test_the_brain_is_segmented_and_scored(tmp_path):
+    """One epoch alone: what matters is that the whole of it runs, with a worker, on files that are written first."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [*COMMAND, "brain", "--epochs", "1", "--nb-workers", "1", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr
+    (row,) = metrics_of(tmp_path / "brain_r0")
+    assert row["brain/train/info/nb_samples"] == "64.0"
+    scores = dict(re.findall(r"^dice of (\w+) matter: (\d\.\d{4})$", done.stdout, re.MULTILINE))
+    shown = {name: f"{float(row[f'brain/test/tissue/dice {n}']):.4f}" for n, name in ((1, "grey"), (2, "white"))}
+    assert scores == shown, "after the only epoch the final evaluation finds the same"
+
+
+KILLED = """
+    import os
+    import signal
+    import sys
+    from rich.console import Console
+    from trw_pipeline.cli import main
+
+    show = Console.print
+
+    def show_and_die(console, text, **keywords):
+        show(console, text, **keywords)
+        if "epoch 1" in text:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if __name__ == "__main__":
+        Console.print = show_and_die
+        sys.argv = ["trw-pipeline", *{arguments!r}]
+        main()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_to_the_same_end(program, tmp_path, monkeypatch):
+    """T19: the folder of the run is all that has to be told; its log is then that of a run that was never killed."""
+    options = ["--epochs", "2", "--batch-size", "200", "--nb-workers", "1", "--seed", "4"]
+    with tempfile.TemporaryDirectory(prefix="k-") as temporary:  # nobody removes the sockets of what is killed
+        monkeypatch.setenv("TMPDIR", temporary)
+        killed = program(KILLED.format(arguments=["train", "mnist", *options, "--output", "killed"])).finish(120)
+    monkeypatch.undo()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    again = train("--resume", str(tmp_path / "killed" / "mnist_r0"))
+    assert again.returncode == 0, again.stderr
+    whole = train(*options, "--output", str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
+    assert accuracy_of(again.stdout) == accuracy_of(whole.stdout)
+    log = metrics_of(tmp_path / "killed" / "mnist_r0")
+    assert [row["epoch"] for row in log] == ["0", "1"]
+    assert log == metrics_of(tmp_path / "whole" / "mnist_r0")
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["mnist_r0"]
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
