@@ -43,6 +43,7 @@ def same(one, other):
 @in_one_folder
 @given(rows)
 def test_every_number_reads_back_as_itself_under_its_name(tmp_path, kind, read, rows):
+    """LOG-2."""
     written(kind, tmp_path / "file", rows)
     assert same(as_floats(read(tmp_path / "file")), rows)
 
@@ -52,7 +53,7 @@ def test_every_number_reads_back_as_itself_under_its_name(tmp_path, kind, read, 
 @in_one_folder
 @given(rows, rows)
 def test_rows_that_are_undone_leave_the_file_as_it_was(tmp_path, kind, before, after):
-    """As a checkpoint does it: the shape first, then the length; by another object than the one that wrote."""
+    """LOG-3, as a checkpoint does it: the shape first, then the length; by another object than the one that wrote."""
     before, after = ([{"epoch": i, **row} for i, row in enumerate(rows)] for rows in (before, after))
     path = tmp_path / "file.tfevents"
     file = written(kind, path, before)
