@@ -39,9 +39,10 @@ settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Lets the whole suite run with another start method as the default than that of the platform."""
+    """Lets the whole suite run with another start method than the platform's, and trainings be killed more often."""
     methods = multiprocess.get_all_start_methods()
     parser.addoption("--start-method", choices=methods, help="of workers, where a test asks for none")
+    parser.addoption("--kill-rounds", type=int, default=1, help="of seven kills each, in test_resume_programs.py")
 
 
 @pytest.fixture(scope="session", autouse=True)
