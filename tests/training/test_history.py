@@ -53,6 +53,14 @@ def test_rows_are_concatenated_whatever_the_batches(sizes):
     assert term["rows"].tolist() == everything.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_numbers_in_tensors_are_averaged_with_the_digits_of_float64(dtype):
+    """float32 on the CPU is added up on the host, bfloat16 and whatever is on a device where it is."""
+    one, tiny = torch.tensor(1.0, dtype=dtype), torch.tensor(2.0**-40, dtype=dtype, requires_grad=True)
+    term = read(({"loss": one}, 1), *[({"loss": tiny}, 2)] * 3)
+    assert term["loss"] == (1 + 6 * 2.0**-40) / 7
+
+
 def test_numbers_are_averaged_by_sample():
     assert read(({"loss": 1.0}, 4), ({"loss": 0.0}, 1))["loss"] == pytest.approx(0.8)
 

@@ -305,6 +305,19 @@ def test_a_gan_of_two_optimizers_is_what_a_loop_written_by_hand_makes():
     assert trace.calls == ["split_start", *per_batch * 20, "split_end"]
 
 
+def test_gradients_of_a_parameter_that_the_model_has_not_are_of_one_step_too():
+    """The weight of a loss, say, which only the optimizer knows."""
+    weight = nn.Parameter(torch.tensor(0.0))
+
+    def step(run):
+        run.backward(3 * weight)
+        run.step()
+
+    run = Run(Net(), CPU, training_step=step)
+    train(run.model, [{"x": torch.zeros(2, 3)}] * 3, optimizer=torch.optim.SGD([weight], 1.0), run=run)
+    assert weight.item() == -9.0
+
+
 def test_several_optimizers_all_step_with_the_default_step():
     model = Net()
     optimizers = {
@@ -350,5 +363,5 @@ def test_a_batch_whose_loss_has_nothing_to_divide_by_has_no_weight(denominators)
         optimization.take(denominator)
         optimization.backward(weight * slope)
     expected = sum(d * s for d, s in zip(denominators, (2.0, 4.0, 8.0), strict=True)) / sum(denominators)
-    optimization.step({"": optimizer}, nn.Module())
+    optimization.step({"": optimizer})
     assert weight.item() == pytest.approx(-expected)

@@ -38,7 +38,7 @@ def transfer_batch_to_device(batch: Mapping[str, Any], device: Device, non_block
 def placed(batch: Mapping[str, Any], device: Device, *, pin_memory: bool, non_blocking: bool) -> dict[str, Any]:
     """Does `transfer_batch_to_device`, by way of pinned memory where `pin_memory` and CUDA is available."""
     require_mapping(batch, "a batch")
-    target = torch.device("cpu" if device is None else device)
+    target = device if isinstance(device, torch.device) else torch.device("cpu" if device is None else device)
     pin = pin_memory and torch.cuda.is_available()
     wait = not non_blocking or target.type == "cpu"
 
@@ -46,15 +46,15 @@ def placed(batch: Mapping[str, Any], device: Device, *, pin_memory: bool, non_bl
         tensor = tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor
         return tensor.to(target, non_blocking=not wait)
 
-    return with_tensors(batch, place)
+    return {name: with_tensors(value, place) for name, value in batch.items()}
 
 
 def with_tensors(value: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Returns what `place` makes of each tensor, and of arrays of a dtype that torch has, in nested mappings too."""
-    if isinstance(value, np.ndarray) and torch_dtype(value.dtype) is not None:
-        value = tensor_of(value)
     if isinstance(value, torch.Tensor):
         return place(value)
+    if isinstance(value, np.ndarray) and torch_dtype(value.dtype) is not None:
+        return place(tensor_of(value))
     if isinstance(value, Mapping):
         return {name: with_tensors(nested, place) for name, nested in value.items()}
     return value

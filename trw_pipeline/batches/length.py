@@ -61,7 +61,10 @@ def len_batch(batch: Any, *, shared_features: Collection[str] = ()) -> int:
     """
     if isinstance(batch, Mapping):
         shared = feature_names(shared_features)
-        return next((_length(value) for name, value in batch.items() if name not in shared and holds_samples(value)), 0)
+        for name, value in batch.items():
+            if name not in shared and holds_samples(value):
+                return _length(value)
+        return 0
     if holds_samples(batch) or (isinstance(batch, Sequence) and not isinstance(batch, (str, bytes))):
         return _length(batch)
     raise TypeError(f"a batch must be a mapping, a list, an array or a tensor, got {type(batch).__name__}")

@@ -35,6 +35,7 @@ class Optimization:
     Attributes:
         scaler: gradient scaler of "fp16", else None.
         average: the averaged model, or None.
+        precision: the context in which a batch is judged, to be entered again and again.
         nb_waiting: batches whose gradients wait for the next step.
 
     Raises:
@@ -59,25 +60,33 @@ class Optimization:
         self.clip_norm = clip_norm
         self.scaler: Any = None
         self.average: AveragedModel | None = None
+        self.precision: AbstractContextManager[Any] = nullcontext()
         self.nb_waiting = 0
         self._dtype = None if amp is None else _DTYPES[amp]
         self._ema = ema
-        self._device_type = "cpu"
+        self._model: nn.Module = nn.Module()
+        self._parameters: list[nn.Parameter] = []
         self._nominal = 0.0  # samples of a group, if all its batches were as large as the first
         self._nb_samples = 0.0  # of the group so far
         self._weight = 1.0
 
     def prepare(self, model: nn.Module, device: torch.device) -> None:
-        """Makes the gradient scaler and the average of the weights, where they are asked for."""
-        self._device_type = device.type
+        """Makes the precision, the gradient scaler and the average of the weights, where they are asked for."""
+        if self._dtype is not None:
+            self.precision = torch.autocast(device.type, self._dtype)
         if self._dtype == torch.float16:
             self.scaler = torch.amp.GradScaler(device.type)
         if self._ema is not None:
             self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self._ema))
 
-    def precision(self) -> AbstractContextManager[Any]:
-        """Returns the context in which a batch is judged."""
-        return nullcontext() if self._dtype is None else torch.autocast(self._device_type, self._dtype)
+    def begin_split(self, model: nn.Module) -> None:
+        """Begins the training of a model with a split; what waits from another is forgotten.
+
+        To find the parameters of a model takes longer than a small step, so it is done here.
+        """
+        self._model = model
+        self._parameters = list(model.parameters())
+        self.begin_group()
 
     @property
     def is_due(self) -> bool:
@@ -103,7 +112,7 @@ class Optimization:
             loss = self.scaler.scale(loss)
         loss.backward()
 
-    def step(self, optimizers: Mapping[str, Optimizer], model: nn.Module) -> list[Optimizer]:
+    def step(self, optimizers: Mapping[str, Optimizer]) -> list[Optimizer]:
         """Steps with the gradients of the group, and clears all of them; returns the optimizers that stepped."""
         if self.scaler is not None:
             for optimizer in optimizers.values():
@@ -115,10 +124,10 @@ class Optimization:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizers.values()), self.clip_norm)
         stepped = self._step_each(optimizers.values())
-        model.zero_grad(set_to_none=True)  # of all parameters: a loss of one part may have left gradients in another
+        self._clear_gradients(optimizers.values())
         self.begin_group()
         if self.average is not None and stepped:
-            self.average.update_parameters(model)
+            self.average.update_parameters(self._model)
         return stepped
 
     def _step_each(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
@@ -137,17 +146,27 @@ class Optimization:
         self.scaler.update()
         return stepped
 
-    def group_state(self, model: nn.Module) -> dict[str, Any] | None:
+    def _clear_gradients(self, optimizers: Iterable[Optimizer]) -> None:
+        """Of the model too: a loss of one part may have left gradients in another."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def group_state(self) -> dict[str, Any] | None:
         """Returns what waits for the next step, or None if nothing does."""
         if not self.nb_waiting:
             return None
-        gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        named = self._model.named_parameters()
+        gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
         return {"nb": self.nb_waiting, "nominal": self._nominal, "nb_samples": self._nb_samples, "gradients": gradients}
 
-    def load_group_state(self, state: Mapping[str, Any], model: nn.Module) -> None:
+    def load_group_state(self, state: Mapping[str, Any]) -> None:
         """Puts it back."""
         self.nb_waiting, self._nominal, self._nb_samples = state["nb"], state["nominal"], state["nb_samples"]
-        for name, parameter in model.named_parameters():
+        for name, parameter in self._model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device)
 

@@ -115,7 +115,7 @@ def _split_at_work(run: Run, place: SplitPlace) -> dict[str, Any]:
         "wait_s": run.wait_s,
         "time_s": run.clock() - place.started,
         "random": place.random,
-        "group": run.optimization.group_state(run.model),
+        "group": run.optimization.group_state(),
         "outputs": _without_heads(run.outputs or {}),
     }
 

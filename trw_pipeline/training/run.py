@@ -269,7 +269,7 @@ class Run:
             return
         self.fire("on_step_start")
         chosen = {name: optimizers[name] for name in names} if names else optimizers
-        stepped = self.optimization.step(chosen, self.split_model or self.model)
+        stepped = self.optimization.step(chosen)
         self.batch_counted = False
         if stepped:  # else half precision overflowed
             self.nb_steps += 1

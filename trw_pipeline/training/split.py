@@ -117,7 +117,7 @@ def supervised(run: Run) -> None:
         run.nb_samples += nb_samples
     run.fire("on_loss")
     if is_sound and isinstance(run.loss, torch.Tensor):  # a number: no head had a loss, so nothing is to be optimised
-        run.backward(run.loss)
+        run.backward(run.loss, nb_samples)
         if run.is_step_due:
             run.step()
 
@@ -133,7 +133,7 @@ def forward(run: Run) -> int:
     """
     nb_samples = nb_samples_of(run)
     assert run.loss_fn is not None  # set where the split began
-    with run.optimization.precision():
+    with run.optimization.precision:
         run.terms = _evaluate_heads(run)
         run.loss = run.loss_fn(run.dataset, run.batch, run.terms)
     if isinstance(run.loss, torch.Tensor) and run.loss.dim():
@@ -183,13 +183,13 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
     run.batch_index = 0
     run.wait_s = 0.0
     run.split_stopped = False
-    run.optimization.begin_group()
+    run.optimization.begin_split(run.split_model or run.model)
     run.place = SplitPlace(run.clock(), random_states()) if run.keeps_place else None
     if point is not None:
         run.meter.load_state_dict(point["meter"], run.device)
         run.batch_index, run.wait_s = point["batch_index"], point["wait_s"]
         if point["group"] is not None:
-            run.optimization.load_group_state(point["group"], run.model)
+            run.optimization.load_group_state(point["group"])
         if run.place is not None:
             run.place.started -= point["time_s"]
             run.place.random = point["random"]
@@ -274,11 +274,11 @@ def _opened(split: Split, point: Mapping[str, Any] | None) -> Iterator[Any]:
 
 def _prepared(run: Run) -> Batch:
     """The batch on its device, in a dict of its own, with the names of where it comes from."""
-    batch: Any = run.batch
-    if not isinstance(batch, Mapping):
-        raise TypeError(f"a batch of {run.dataset}/{run.split} must be a mapping, got {type(batch).__name__}")
-    moved = transfer_batch_to_device(cast("Batch", batch), run.device, non_blocking=True)
-    return {**moved, "dataset_name": run.dataset, "split_name": run.split}
+    if not isinstance(run.batch, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] (what the split gave)
+        raise TypeError(f"a batch of {run.dataset}/{run.split} must be a mapping, got {type(run.batch).__name__}")
+    moved = transfer_batch_to_device(run.batch, run.device, non_blocking=True)
+    moved["dataset_name"], moved["split_name"] = run.dataset, run.split
+    return moved
 
 
 def nb_samples_of(run: Run) -> int:
