@@ -78,7 +78,9 @@ def splits(draw) -> dict[str, Any]:
     """Splits of 0 to 14 rows."""
     nb = draw(st.integers(0, 3) | st.integers(4, 14) | st.integers(4, 14))
     kinds = draw(st.lists(st.sampled_from(list(FEATURES)), max_size=4, unique=True))
-    wide = draw(st.lists(st.sampled_from(list(OF_THE_SPLIT)), max_size=2, unique=True))
+    # A tuple of as many values as there are samples is refused.
+    names = [name for name in OF_THE_SPLIT if (name, nb) != ("pair", len(OF_THE_SPLIT["pair"]))]
+    wide = draw(st.lists(st.sampled_from(names), max_size=2, unique=True))
     split = {name: FEATURES[name](nb) for name in kinds} | {name: OF_THE_SPLIT[name] for name in wide}
     return {**split, "sample_uid": np.arange(nb)}
 
