@@ -34,8 +34,10 @@ PROGRAMS_AT_ONCE = 4
 """Of those that are to be ended at some moment; most of the time they wait for it."""
 
 # On a loaded machine an example that takes a millisecond may take half a second; each test has its limit already.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples each time: a change is judged by what it changes. `--hypothesis-profile search` looks for new ones.
+settings.register_profile("same", settings.get_profile("search"), derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
