@@ -11,6 +11,9 @@ import pytest
 
 from trw_pipeline.executors.figures import Figures, JobFigures, as_dict, in_lines
 from trw_pipeline.executors.pool import WorkerFigures
+from trw_pipeline.executors.protocol import KEY_BYTES
+from trw_pipeline.executors.seat import Seat
+from trw_pipeline.executors.slate import Slate
 
 SIZE = 8192  # float64 values: 64 KB
 SOON_S = 30.0
@@ -178,6 +181,15 @@ def test_a_job_that_runs_counts_for_the_busy_time_of_its_worker(executor_of, tmp
     (tmp_path / "open").touch()
     executor.get(timeout=SOON_S)
     assert figures["jobs_running"] == 1
+
+
+def test_a_job_whose_answer_has_come_runs_no_more():
+    """The worker notes the end after it has sent the answer, which counts its time."""
+    seat = Seat(0, bytes(KEY_BYTES), Slate.in_memory(), None)
+    seat.slate.begin(3)
+    time.sleep(0.002)
+    figures = seat.figures()
+    assert (figures.ticket, figures.busy_s, figures.nb_waiting) == (None, 0.0, 0)
 
 
 def test_each_worker_has_its_pid_and_its_jobs(executor_of):

@@ -258,6 +258,8 @@ class Seat:
     def figures(self) -> WorkerFigures:
         """Returns what it has done."""
         at, now = self.slate.read(), time.monotonic()
+        if at is not None and at.ticket not in self.held:
+            at = None  # its answer is here, and counted; the worker is about to note the end
         age_s = 0.0 if at is None else now - at.since
         busy_s = self._busy_s + age_s
         idle_s = 0.0 if self._ready_at is None else max(0.0, now - self._ready_at - busy_s)
