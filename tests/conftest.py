@@ -185,15 +185,20 @@ class Program:
 
     process: subprocess.Popen[str]
     started: float
+    read_ahead: bytes = b""
 
     def send(self, number: int, to_group: bool = False) -> None:
         """Sends a signal to the main process, or to all processes of the group as a terminal does."""
         (os.killpg if to_group else os.kill)(self.process.pid, number)
 
     def read_line(self) -> str:
-        """Returns the next line of its output."""
+        """Returns the next line of its output; an empty one at its end."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        # Not by `readline`: what that has read ahead, `communicate` does not give.
+        while b"\n" not in self.read_ahead and (more := os.read(self.process.stdout.fileno(), 4096)):
+            self.read_ahead += more
+        line, _, self.read_ahead = self.read_ahead.partition(b"\n")
+        return line.decode().strip()
 
     def finish(self, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
         """Waits for its end, and fails the test if that, or a child, takes longer than it should."""
@@ -203,6 +208,7 @@ class Program:
             self.kill()
             out, err = self.process.communicate()
             pytest.fail(f"the program still ran after {timeout_s} s\n{out}\n{err}")
+        out = self.read_ahead.decode() + out
         result = subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
         deadline = time.monotonic() + 5
         while self.members() and time.monotonic() < deadline:

@@ -14,7 +14,7 @@ import torch
 from toy_resume import is_of_time
 
 TRAINING = """
-    import sys
+    import sys, time
     sys.path.insert(0, {tests!r})
     import torch
     import toy_resume
@@ -27,15 +27,18 @@ TRAINING = """
         def on_batch_start(self, run):
             self.nb_batches += 1
             print(f"{{self.nb_batches}}.\\nbatch", run.epoch, run.split, run.batch_index, flush=True)
+            while self.nb_batches == {told_by} and checkpoint._signals._came is None:
+                time.sleep(0.001)
 
     folder = toy_resume.Path({folder!r})
     # One that was killed before its first checkpoint is begun anew, in a folder of its own.
     begun = [run for run in folder.glob("default_r*") if list(run.glob("checkpoints/*.pt"))]
+    checkpoint = CallbackCheckpoint({checkpoint})
     print("begin", flush=True)
     toy_resume.fit(
         folder,
         toy_resume.of_sequences({nb_workers}),
-        checkpoint=CallbackCheckpoint({checkpoint}),
+        checkpoint=checkpoint,
         extra=[Says()],
         seed=3,
         num_epochs=4,
@@ -45,9 +48,12 @@ TRAINING = """
 """
 
 
-def source(folder: Path, nb_workers: int, checkpoint: str = "") -> str:
+def source(folder: Path, nb_workers: int, checkpoint: str = "", told_by: int = 0) -> str:
+    """The program; in the batch `told_by` it waits for a signal, if none has come."""
     tests = str(Path(__file__).parent)
-    return TRAINING.format(tests=tests, folder=str(folder), nb_workers=nb_workers, checkpoint=checkpoint)
+    return TRAINING.format(
+        tests=tests, folder=str(folder), nb_workers=nb_workers, checkpoint=checkpoint, told_by=told_by
+    )
 
 
 @pytest.fixture
@@ -117,7 +123,8 @@ def test_a_training_that_is_told_to_stop_loses_no_batch(program, programs_ended_
     generator = random.Random(number)
     for trial in range(4):
         folder = tmp_path / f"stopped {trial}"
-        (ended,) = programs_ended_by(source(folder, 1), number, [("batch", generator.uniform(0, 0.05))])
+        moment = (f"{generator.randint(1, 20)}.", generator.uniform(0, 0.01))
+        (ended,) = programs_ended_by(source(folder, 1, told_by=21), number, [moment])
         assert ended.code == (128 + number if number == signal.SIGTERM else -number), ended.errors
         seen = [line for line in ended.said.splitlines() if line.startswith("batch")]
         last = torch.load(folder / "default_r0" / "checkpoints" / "last.pt", weights_only=True)
