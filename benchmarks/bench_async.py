@@ -5,15 +5,16 @@ round gives the difference of the two, by the item, and the median is taken over
 nothing, so what is added is seen as it is; `array` makes each item (a row of an array); `processes` has two workers
 whose jobs are short, so that now and then nothing is ready and the task has to wait.
 
-Medians over seven rounds. Goal: at most 5 us added.
+Medians over rounds. Goal: at most 5 us added.
 
     chain      plain us  added us
     ---------  --------  --------
-    bare           1.71      1.25
-    array          10.4      1.25
-    processes      83.1     -4.06
+    bare          0.234     0.135
+    array          1.14     0.154
+    processes      9.47     0.503
 
-Machine: 2 cores of an Intel Xeon (virtual), Linux, Python 3.11.7, pyzmq 27.3.0, while other programs used both cores.
+Machine: 2 cores of an AMD EPYC (virtual), Linux, Python 3.11.7, pyzmq 27.3.0, nothing else running. Where other
+programs used both cores it was 1.25, 1.25 and nothing that could be told from noise.
 
     python -m benchmarks.bench_async [--rounds 11]
 """
