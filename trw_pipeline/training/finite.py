@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -12,6 +13,11 @@ import torch
 from trw_pipeline.outputs.output import LossTerm
 
 NanPolicy: TypeAlias = Literal["raise", "skip", "stop"]
+
+
+_brief = reprlib.Repr()
+_brief.maxlist = 20
+_brief.maxstring = 200
 
 
 def check_nan_policy(policy: str) -> None:
@@ -38,10 +44,9 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         values = {name: _value(loss) for name, loss in self.losses.items()}
         guilty = [f"{name}={value}" for name, value in values.items() if not math.isfinite(value)] or ["none of them"]
-        uids = self.uids.tolist() if hasattr(self.uids, "tolist") else self.uids
         return (
             f"epoch {self.epoch}, {self.split}, batch {self.batch_index}, after {self.nb_steps} steps; heads whose "
-            f"loss is not finite: {', '.join(guilty)}; sample_uid of the batch: {uids}"
+            f"loss is not finite: {', '.join(guilty)}; sample_uid of the batch: {told_uids(self.uids)}"
         )
 
 
@@ -79,6 +84,15 @@ class LossWatch:
                 self._pending.clear()
                 return place
         return None
+
+
+def told_uids(uids: Any) -> str:
+    """Writes out the first identifiers of the samples of a batch, for an error."""
+    try:
+        values = uids.tolist() if hasattr(uids, "tolist") else uids
+    except RuntimeError:  # of a device that has failed, which the error on its way tells
+        return "not readable"
+    return _brief.repr(values)
 
 
 def losses_of(terms: Mapping[str, LossTerm]) -> dict[str, Any]:

@@ -107,7 +107,11 @@ class SplitMeter:
         history: SplitHistory = {name: figures for name, figures in self._figures.items() if name != OVERALL_LOSS}
         for output, term in outputs.items():
             head: Output | None = term.get(Output.output_ref_tag)
-            figures = {} if head is None else head.extract_history(term)
+            try:
+                figures = {} if head is None else head.extract_history(term)
+            except Exception as error:
+                error.add_note(f"raised by the head {output!r}")
+                raise
             if figures:
                 history[output] = {metric: _number(output, metric, value) for metric, value in figures.items()}
         return outputs, history | {OVERALL_LOSS: dict(outputs[OVERALL_LOSS])}

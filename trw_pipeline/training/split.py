@@ -19,7 +19,7 @@ from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
 from trw_pipeline.errors import CheckpointError, NonFiniteLossError
 from trw_pipeline.outputs.output import LossTerm, Output
-from trw_pipeline.training.finite import Place, losses_of
+from trw_pipeline.training.finite import Place, losses_of, told_uids
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
 from trw_pipeline.training.randomness import random_states, set_random_states
 from trw_pipeline.training.run import Run, SplitPlace
@@ -52,6 +52,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
         RuntimeError: StopIteration came out of the model, a head, the loss or the data; or the split ended before its
             length.
         TypeError: a batch is not a mapping, or the model did not return one of heads.
+        Exception: what a model, head, loss, metric or hook raised, with a note that names the batch and its samples.
     """
     started = run.clock()
     point = _begin_split(run, split)
@@ -67,7 +68,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
             if late is not None:
                 _refuse(run, late)
             _check_complete(run, split)
-            outputs, history = run.meter.read()
+            outputs, history = _summed_up(run)
         except StopIteration as error:
             raise RuntimeError(
                 f"StopIteration out of the model, a head or the loss in {run.dataset}/{run.split}: only a per-batch "
@@ -199,14 +200,24 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
 def _every_batch(run: Run, batches: Iterable[Any], step: Step) -> None:
     for run.batch in batches:
         run.is_between_batches = run.batch_counted = False
-        run.fire("on_batch_start")
-        run.batch = _prepared(run)
-        run.fire("on_forward_start")
-        step(run)
-        run.fire("on_batch_end")
-        for term in run.terms.values():
-            if Output.output_ref_tag in term:  # a step of the user's may make terms without a head
-                term[Output.output_ref_tag].loss_term_cleanup(term)
+        try:
+            run.fire("on_batch_start")
+            run.batch = _prepared(run)
+            run.fire("on_forward_start")
+            step(run)
+            run.fire("on_batch_end")
+            for term in run.terms.values():
+                if Output.output_ref_tag in term:  # a step of the user's may make terms without a head
+                    term[Output.output_ref_tag].loss_term_cleanup(term)
+        except NonFiniteLossError:
+            raise  # it names its batch, which may be an earlier one
+        except Exception as error:
+            uids = run.batch.get(default_sample_uid_name) if isinstance(run.batch, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+            error.add_note(
+                f"raised at batch {run.batch_index} of {run.dataset}/{run.split}, epoch {run.epoch}; sample_uid of the "
+                f"batch: {told_uids(uids)}"
+            )
+            raise
         run.batch_index += 1
         if run.split_stopped:
             break
@@ -329,11 +340,23 @@ def heads_of(run: Run) -> Mapping[str, Output]:
 def _evaluate_heads(run: Run) -> dict[str, LossTerm]:
     terms: dict[str, LossTerm] = {}
     for name, head in heads_of(run).items():
-        term = head.evaluate_batch(run.batch, run.training)
+        try:
+            term = head.evaluate_batch(run.batch, run.training)
+        except Exception as error:
+            error.add_note(f"raised by the head {name!r}")
+            raise
         if term is not None:
             term.setdefault(Output.output_ref_tag, head)
             terms[name] = term
     return terms
+
+
+def _summed_up(run: Run) -> SplitResult:
+    try:
+        return run.meter.read()
+    except Exception as error:
+        error.add_note(f"raised where {run.dataset}/{run.split} is summed up, epoch {run.epoch}")
+        raise
 
 
 def _check_complete(run: Run, split: Split) -> None:
