@@ -79,6 +79,9 @@ if TYPE_CHECKING:
     from trw_pipeline.repeat import run_trainer_repeat as run_trainer_repeat
     from trw_pipeline.reporting.classification_report import classification_report as classification_report
     from trw_pipeline.reporting.classification_report import list_classes_from_mapping as list_classes_from_mapping
+    from trw_pipeline.reporting.images import as_image_ui8 as as_image_ui8
+    from trw_pipeline.reporting.images import as_rgb_image as as_rgb_image
+    from trw_pipeline.reporting.images import export_image as export_image
     from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
     from trw_pipeline.sequences.iterator import SequenceIterator as SequenceIterator
     from trw_pipeline.sequences.job_options import JobOptions as JobOptions
@@ -212,6 +215,8 @@ _FILE_OF = {
     "Trainer": "trainer",
     "TrwError": "errors",
     "WorkerLostError": "errors",
+    "as_image_ui8": "reporting.images",
+    "as_rgb_image": "reporting.images",
     "auroc": "outputs.auroc",
     "classification_report": "reporting.classification_report",
     "create_or_recreate_folder": "files",
@@ -239,6 +244,7 @@ _FILE_OF = {
     "default_sum_all_losses": "training.loop",
     "epoch_train_eval": "training.loop",
     "eval_loop": "training.loop",
+    "export_image": "reporting.images",
     "find_default_dataset_and_split_names": "training.default_names",
     "get_device": "batches.device",
     "len_batch": "batches.length",
