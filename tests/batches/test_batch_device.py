@@ -67,9 +67,16 @@ def test_non_blocking_reaches_the_copy():
 
 
 def test_a_copy_to_the_cpu_always_waits():
-    with Moves() as moves:
-        transfer_batch_to_device({"t": torch.zeros(2)}, "cpu", non_blocking=True)
+    with Moves() as moves, pytest.raises(NotImplementedError, match="meta tensor"):  # it has nothing to copy
+        transfer_batch_to_device({"t": torch.zeros(2, device="meta")}, "cpu", non_blocking=True)
     assert moves.calls == [("cpu", False)]
+
+
+def test_what_is_there_already_is_not_moved():
+    tensor = torch.zeros(2)
+    with Moves() as moves:
+        assert transfer_batch_to_device({"t": tensor}, "cpu")["t"] is tensor
+    assert moves.calls == []
 
 
 def test_only_a_mapping_can_be_transferred():

@@ -38,7 +38,7 @@ def test_without_the_option_the_error_tells_of_it(tmp_path, nb_samples, batch_si
         fitting_in(tmp_path)(
             trainer(), inputs=inputs(nb_samples, batch_size, False), model_fn=lambda options: Net(), num_epochs=1
         )
-    (note,) = raised.value.__notes__
+    note, _ = raised.value.__notes__  # the other one names the batch, as of any error
     assert note.startswith(f"batch {nb_samples // batch_size} of d/train has one sample")
     assert "discard_batch_not_full=True" in note
 
@@ -51,4 +51,4 @@ def test_an_error_of_more_samples_or_of_an_evaluation_says_nothing_of_it():
     for run_split, data in ((train, batches(2, 2)), (evaluate, batches(1, 1))):
         with pytest.raises(ValueError, match="no") as raised:
             run_split(Refuses(), data)
-        assert not hasattr(raised.value, "__notes__")
+        assert not any("one sample" in note for note in raised.value.__notes__)

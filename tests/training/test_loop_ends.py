@@ -138,8 +138,9 @@ def test_a_batch_without_samples_is_an_error_that_names_it():
 
 @pytest.mark.parametrize("batch", [[1, 2], (torch.ones(2, 3),), torch.ones(2, 3)])
 def test_a_batch_that_is_no_mapping_is_an_error_that_names_the_split(batch):
-    with pytest.raises(TypeError, match="d/valid must be a mapping"):
+    with pytest.raises(TypeError, match="a batch must be a mapping") as raised:
         evaluate(Net(), [batch])
+    assert "batch 0 of d/valid" in raised.value.__notes__[0]
 
 
 def test_a_model_that_returns_no_heads_is_an_error():

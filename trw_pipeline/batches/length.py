@@ -18,13 +18,7 @@ def holds_samples(value: Any) -> bool:
         dimension. All else is batch-wide: numbers, strings, tuples, mappings, callables, None, arrays and tensors
         without dimensions.
     """
-    if isinstance(value, list):
-        return True
-    if isinstance(value, np.ndarray):
-        return value.ndim > 0
-    # Nobody can hand us a tensor unless torch is loaded, so there is no need to load it to ask.
-    tensor_type = getattr(sys.modules.get("torch"), "Tensor", ())
-    return (isinstance(value, tensor_type) and value.dim() > 0) or is_stored(value)
+    return isinstance(value, list) or (_is_kind_of_array(type(value)) and value.ndim > 0)
 
 
 def is_stored(value: Any) -> bool:
@@ -33,8 +27,15 @@ def is_stored(value: Any) -> bool:
 
 
 @functools.lru_cache
+def _is_kind_of_array(kind: type) -> bool:
+    # Nobody can hand us a tensor unless torch is loaded, so there is no need to load it to ask; nor will the answer
+    # for a type ever change.
+    tensor_type = getattr(sys.modules.get("torch"), "Tensor", ())
+    return issubclass(kind, np.ndarray) or issubclass(kind, tensor_type) or _is_kind_of_stored(kind)
+
+
+@functools.lru_cache
 def _is_kind_of_stored(kind: type) -> bool:
-    # As of a tensor: whatever is one was made by a library that is loaded, so the answer for a type never changes.
     return any(issubclass(kind, getattr(sys.modules.get(module), name, ())) for module, name in _STORED)
 
 

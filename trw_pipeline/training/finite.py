@@ -61,12 +61,6 @@ class LossWatch:
     def __init__(self) -> None:
         self._pending: deque[tuple[torch.Tensor, torch.cuda.Event, Place]] = deque()
 
-    def is_finite(self, loss: torch.Tensor) -> bool:
-        """Whether the loss is a number. Makes an accelerator wait."""
-        if loss.dtype not in (torch.float32, torch.float64):
-            loss = loss.float()
-        return math.isfinite(loss.numpy(force=True))  # on the CPU no read of a device, as `item` would be
-
     def send(self, loss: torch.Tensor, place: Place) -> None:
         """Asks an accelerator whether the loss is a number."""
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)

@@ -16,6 +16,24 @@ from trw_pipeline.outputs.output import Rows, Summand, Totals, Update
 from trw_pipeline.outputs.precision import precise_dtype
 
 
+def number_on_host(value: torch.Tensor | float) -> torch.Tensor | float:
+    """Read a tensor without dimensions that lies on the CPU, where no device waits for the reader.
+
+    Args:
+        value: such a tensor, or a number.
+
+    Returns:
+        The number; or the tensor itself, where it lies elsewhere.
+    """
+    if not isinstance(value, torch.Tensor):
+        return float(value)
+    if not value.is_cpu:
+        return value
+    if value.dtype not in (torch.float32, torch.float64):
+        value = value.double()  # NumPy has no bfloat16
+    return float(value.numpy(force=True))
+
+
 class Gatherer(ABC):
     """What one value of a loss term becomes over a split."""
 
@@ -58,10 +76,9 @@ class _Mean(Gatherer):
 
     def add(self, value: torch.Tensor | float, nb_samples: int) -> None:
         self._weight += nb_samples
+        value = number_on_host(value)
         if not isinstance(value, torch.Tensor):
-            self._on_host += float(value) * nb_samples
-        elif value.is_cpu and value.dtype in (torch.float32, torch.float64):
-            self._on_host += float(value.numpy(force=True)) * nb_samples
+            self._on_host += value * nb_samples
         else:
             if self._on_device is None:
                 self._on_device = torch.zeros((), dtype=precise_dtype(value), device=value.device)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from trw_pipeline.outputs.output import LossTerm, Output
-from trw_pipeline.training.gathering import Gatherer, gatherer_for, read_each, to_host
+from trw_pipeline.training.gathering import Gatherer, gatherer_for, number_on_host, read_each, to_host
 
 SplitHistory: TypeAlias = dict[str, dict[str, float]]
 """Output -> metric -> value."""
@@ -60,19 +60,28 @@ class SplitMeter:
         self._pending: dict[str, Any] = {}  # output -> states of values that have not come yet
         self._figures: SplitHistory = {}  # when it was saved: for outputs of which no batch has more to say
 
-    def add(self, terms: Mapping[str, LossTerm], loss: torch.Tensor | float, nb_samples: int) -> None:
+    def add(
+        self,
+        terms: Mapping[str, LossTerm],
+        loss: torch.Tensor | float,
+        nb_samples: int,
+        number: torch.Tensor | float | None = None,
+    ) -> None:
         """Take in one batch, without reading a value from the device.
 
         Args:
             terms: output -> its loss term of this batch.
             loss: what was optimised, a tensor without dimensions or a number.
             nb_samples: samples in the batch, at least 1.
+            number: what `number_on_host` gave for `loss`, if it was asked: most heads have that loss in their term too,
+                and it need not be read again.
 
         Raises:
             ValueError: an output has a reserved name, or its rows do not fit those of the batches before.
         """
         self.nb_samples += nb_samples
-        self._loss.add(loss, nb_samples)
+        number = number_on_host(loss) if number is None else number
+        self._loss.add(number, nb_samples)
         for output, term in terms.items():
             gatherers = self._terms.get(output)
             if gatherers is None:
@@ -89,7 +98,7 @@ class SplitMeter:
                     gatherer = gatherers[name] = gatherer_for(value, f"{output!r}/{name!r}")
                     if name in self._pending.get(output, ()):
                         gatherer.load(self._pending[output].pop(name), value)
-                gatherer.add(value, nb_samples)
+                gatherer.add(number if value is loss else value, nb_samples)
 
     def read(self) -> tuple[SplitOutputs, SplitHistory]:
         """Read the split.

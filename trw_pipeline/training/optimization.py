@@ -124,7 +124,13 @@ class Optimization:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizers.values()), self.clip_norm)
         stepped = self._step_each(optimizers.values())
-        self._clear_gradients(optimizers.values())
+        # Of the model too: a loss of one part may have left gradients in another.
+        for parameter in self._parameters:
+            parameter.grad = None
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
         self.begin_group()
         if self.average is not None and stepped:
             self.average.update_parameters(self._model)
@@ -145,15 +151,6 @@ class Optimization:
                 handle.remove()
         self.scaler.update()
         return stepped
-
-    def _clear_gradients(self, optimizers: Iterable[Optimizer]) -> None:
-        """Of the model too: a loss of one part may have left gradients in another."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
 
     def group_state(self) -> dict[str, Any] | None:
         """Returns what waits for the next step, or None if nothing does."""

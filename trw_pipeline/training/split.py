@@ -7,6 +7,7 @@ batch of a split no value of a tensor is read on the host, so the device never w
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeAlias, cast
@@ -20,6 +21,7 @@ from trw_pipeline.batches.length import len_batch
 from trw_pipeline.errors import CheckpointError, NonFiniteLossError
 from trw_pipeline.outputs.output import LossTerm, Output
 from trw_pipeline.training.finite import Place, losses_of, told_uids
+from trw_pipeline.training.gathering import number_on_host
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
 from trw_pipeline.training.randomness import random_states, set_random_states
 from trw_pipeline.training.run import Run, SplitPlace
@@ -94,9 +96,9 @@ def judge(run: Run) -> None:
         ValueError: the batch has no samples, or the loss has dimensions.
         TypeError: the model did not return a mapping of heads.
     """
-    nb_samples = forward(run)
+    nb_samples, loss = forward(run)
     run.fire("on_loss")
-    run.meter.add(run.terms, run.loss, nb_samples)  # after the hook, so that one can tell judging from gathering
+    run.meter.add(run.terms, run.loss, nb_samples, loss)  # after the hook, so that one can tell judging from gathering
 
 
 def supervised(run: Run) -> None:
@@ -111,10 +113,10 @@ def supervised(run: Run) -> None:
         NonFiniteLossError: the loss is no number, and `run.nan_policy` is "raise". The weights are as they were, but on
             an accelerator, where that is known some batches later.
     """
-    nb_samples = forward(run)
-    is_sound = _is_sound(run)
+    nb_samples, loss = forward(run)
+    is_sound = _is_sound(run, loss)
     if is_sound:
-        run.meter.add(run.terms, run.loss, nb_samples)
+        run.meter.add(run.terms, run.loss, nb_samples, loss)
         run.nb_samples += nb_samples
     run.fire("on_loss")
     if is_sound and isinstance(run.loss, torch.Tensor):  # a number: no head had a loss, so nothing is to be optimised
@@ -123,35 +125,33 @@ def supervised(run: Run) -> None:
             run.step()
 
 
-def forward(run: Run) -> int:
+def forward(run: Run) -> tuple[int, torch.Tensor | float]:
     """Put the batch through the model, its heads and the loss, in the precision of the training.
 
     Args:
         run: has the batch; gets `terms` and `loss`.
 
     Returns:
-        The samples of the batch.
+        The samples of the batch, and the loss as a number, as far as that can be read without making a device wait.
     """
     nb_samples = nb_samples_of(run)
     assert run.loss_fn is not None  # set where the split began
     with run.optimization.precision:
         run.terms = _evaluate_heads(run)
-        run.loss = run.loss_fn(run.dataset, run.batch, run.terms)
-    if isinstance(run.loss, torch.Tensor) and run.loss.dim():
+        loss = run.loss = run.loss_fn(run.dataset, run.batch, run.terms)
+    if isinstance(loss, torch.Tensor) and loss.dim():
         raise ValueError(
-            f"the loss of {run.dataset}/{run.split} must be a tensor without dimensions, got shape "
-            f"{tuple(run.loss.shape)}"
+            f"the loss of {run.dataset}/{run.split} must be a tensor without dimensions, got shape {tuple(loss.shape)}"
         )
-    return nb_samples
+    return nb_samples, number_on_host(loss)
 
 
-def _is_sound(run: Run) -> bool:
+def _is_sound(run: Run, loss: torch.Tensor | float) -> bool:
     """Whether the loss is a number; if an accelerator has yet to tell, whether those before were."""
-    loss = run.loss
-    if not isinstance(loss, torch.Tensor):
+    if not isinstance(run.loss, torch.Tensor):
         return True
-    if loss.device.type == "cpu" or run.nan_policy == "skip":
-        return run.watch.is_finite(loss) or _refuse(run, _place(run))
+    if not isinstance(loss, torch.Tensor) or run.nan_policy == "skip":
+        return math.isfinite(loss) or _refuse(run, _place(run))
     run.watch.send(loss, _place(run))
     late = run.watch.heard()
     return late is None or _refuse(run, late)
@@ -198,6 +198,7 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
 
 
 def _every_batch(run: Run, batches: Iterable[Any], step: Step) -> None:
+    tag = Output.output_ref_tag
     for run.batch in batches:
         run.is_between_batches = run.batch_counted = False
         try:
@@ -207,8 +208,8 @@ def _every_batch(run: Run, batches: Iterable[Any], step: Step) -> None:
             step(run)
             run.fire("on_batch_end")
             for term in run.terms.values():
-                if Output.output_ref_tag in term:  # a step of the user's may make terms without a head
-                    term[Output.output_ref_tag].loss_term_cleanup(term)
+                if tag in term:  # a step of the user's may make terms without a head
+                    term[tag].loss_term_cleanup(term)
         except NonFiniteLossError:
             raise  # it names its batch, which may be an earlier one
         except Exception as error:
@@ -285,8 +286,6 @@ def _opened(split: Split, point: Mapping[str, Any] | None) -> Iterator[Any]:
 
 def _prepared(run: Run) -> Batch:
     """The batch on its device, in a dict of its own, with the names of where it comes from."""
-    if not isinstance(run.batch, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] (what the split gave)
-        raise TypeError(f"a batch of {run.dataset}/{run.split} must be a mapping, got {type(run.batch).__name__}")
     moved = transfer_batch_to_device(run.batch, run.device, non_blocking=True)
     moved["dataset_name"], moved["split_name"] = run.dataset, run.split
     return moved
