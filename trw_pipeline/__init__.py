@@ -51,7 +51,14 @@ if TYPE_CHECKING:
     from trw_pipeline.executors.worker_options import WorkerOptions as WorkerOptions
     from trw_pipeline.files import create_or_recreate_folder as create_or_recreate_folder
     from trw_pipeline.files import safe_filename as safe_filename
+    from trw_pipeline.nets.filters import FilterFixed as FilterFixed
+    from trw_pipeline.nets.filters import FilterGaussian as FilterGaussian
     from trw_pipeline.nets.hooks import CleanAddedHooks as CleanAddedHooks
+    from trw_pipeline.nets.reflection import find_first_forward_convolution as find_first_forward_convolution
+    from trw_pipeline.nets.reflection import find_last_forward_convolution as find_last_forward_convolution
+    from trw_pipeline.nets.reflection import find_last_forward_types as find_last_forward_types
+    from trw_pipeline.nets.reflection import find_tensor_leaves_with_grad as find_tensor_leaves_with_grad
+    from trw_pipeline.nets.upsample import upsample as upsample
     from trw_pipeline.outputs.auroc import auroc as auroc
     from trw_pipeline.outputs.classification import OutputClassification as OutputClassification
     from trw_pipeline.outputs.classification_metrics import MetricAUROC as MetricAUROC
@@ -159,6 +166,8 @@ _FILE_OF = {
     "ExecutorError": "errors",
     "FailedJobError": "errors",
     "Failure": "executors.failures",
+    "FilterFixed": "nets.filters",
+    "FilterGaussian": "nets.filters",
     "JobError": "errors",
     "JobTimeoutError": "errors",
     "JobExecutor": "executors.job_executor",
@@ -246,6 +255,10 @@ _FILE_OF = {
     "eval_loop": "training.loop",
     "export_image": "reporting.images",
     "find_default_dataset_and_split_names": "training.default_names",
+    "find_first_forward_convolution": "nets.reflection",
+    "find_last_forward_convolution": "nets.reflection",
+    "find_last_forward_types": "nets.reflection",
+    "find_tensor_leaves_with_grad": "nets.reflection",
     "get_device": "batches.device",
     "len_batch": "batches.length",
     "list_classes_from_mapping": "reporting.classification_report",
@@ -257,6 +270,7 @@ _FILE_OF = {
     "train_loop": "training.loop",
     "trainer_callbacks_per_batch": "training.loop",
     "transfer_batch_to_device": "batches.device",
+    "upsample": "nets.upsample",
 }
 
 __version__ = "0.1.0"

@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
 from trw_pipeline.errors import CheckpointError, NonFiniteLossError
+from trw_pipeline.nets.mode import in_mode
 from trw_pipeline.outputs.output import LossTerm, Output
 from trw_pipeline.training.finite import Place, losses_of, told_uids
 from trw_pipeline.training.gathering import number_on_host
@@ -59,7 +59,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
     started = run.clock()
     point = _begin_split(run, split)
     started -= 0.0 if point is None else point["time_s"]
-    with _mode(run.split_model or run.model, run.training), torch.set_grad_enabled(run.training):
+    with in_mode(run.split_model or run.model, run.training), torch.set_grad_enabled(run.training):
         run.fire("on_split_start")
         try:
             with closing(_arrivals(run, split, point)) as batches:
@@ -381,15 +381,3 @@ def _length(split: Split) -> int | None:
         return len(cast("Any", split))
     except TypeError:
         return None
-
-
-@contextmanager
-def _mode(model: nn.Module, training: bool) -> Generator[None, None, None]:
-    """Put a model into training or evaluation mode, and every part of it back into the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
