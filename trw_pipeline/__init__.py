@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from trw_pipeline.repeat import run_trainer_repeat as run_trainer_repeat
     from trw_pipeline.reporting.classification_report import classification_report as classification_report
     from trw_pipeline.reporting.classification_report import list_classes_from_mapping as list_classes_from_mapping
+    from trw_pipeline.reporting.figures import export_figure as export_figure
+    from trw_pipeline.reporting.history_plot import plot_group_histories as plot_group_histories
     from trw_pipeline.reporting.images import as_image_ui8 as as_image_ui8
     from trw_pipeline.reporting.images import as_rgb_image as as_rgb_image
     from trw_pipeline.reporting.images import export_image as export_image
@@ -253,6 +255,7 @@ _FILE_OF = {
     "default_sum_all_losses": "training.loop",
     "epoch_train_eval": "training.loop",
     "eval_loop": "training.loop",
+    "export_figure": "reporting.figures",
     "export_image": "reporting.images",
     "find_default_dataset_and_split_names": "training.default_names",
     "find_first_forward_convolution": "nets.reflection",
@@ -262,6 +265,7 @@ _FILE_OF = {
     "get_device": "batches.device",
     "len_batch": "batches.length",
     "list_classes_from_mapping": "reporting.classification_report",
+    "plot_group_histories": "reporting.history_plot",
     "run_trainer_repeat": "repeat",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from trw_pipeline.errors import MissingExtraError
-from trw_pipeline.reporting.history_plot import plot_history
+from trw_pipeline.reporting.history_plot import plot_group_histories, plot_history
 
 
 def picture(path):
@@ -63,4 +63,50 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'trw_pipeline\[plot\]'"):
         plot_history(tmp_path / "a.png", {}, "title", "loss")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_no_curves_are_an_empty_plot(tmp_path):
+    plot_history(tmp_path / "a.png", {}, "title", "loss")
+    assert nb_coloured(picture(tmp_path / "a.png")) == 0
+
+
+RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
+
+
+def nb_red_and_blue(path):
+    """Pixels of about these colours, with what is blended at their edges."""
+    red, green, blue = picture(path).transpose(2, 0, 1)
+    return int(((red > 180) & (green < 120) & (blue < 120)).sum()), int(((blue > 180) & (red < 120)).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colors", [[RED, BLUE], lambda nb_groups: [RED, BLUE][:nb_groups]])
+def test_the_curves_of_a_group_have_its_colour(tmp_path, colors):
+    groups = {"a": [[(0, 1.0), (1, 2.0)]], "b": [[(0, 5.0), (1, 6.0)], [(0, 7.0), (1, 8.0)]]}
+    path = plot_group_histories(tmp_path / "new", groups, "two groups", "epoch", "loss", colors=colors)
+    assert path == tmp_path / "new" / "two groups.png"
+    red, blue = nb_red_and_blue(path)
+    assert red > 500
+    assert 1.5 * red < blue < 2.5 * red  # two curves against one, and an entry of the legend each
+
+
+@pytest.mark.slow
+def test_of_a_group_the_first_curves_are_drawn(tmp_path):
+    curves = [[(0, float(index)), (1, float(index))] for index in range(4)]
+    one, two, all_ = (
+        nb_red_and_blue(plot_group_histories(tmp_path, {"a": curves}, f"{most}", "x", "y", most, [RED]))[0]
+        for most in (1, 2, 9)
+    )
+    assert one < two < all_
+
+
+def test_groups_that_can_not_be_drawn_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="at least one group"):
+        plot_group_histories(tmp_path, {}, "title", "x", "y")
+    with pytest.raises(ValueError, match="max_nb_plots_per_group must be at least 1, got 0"):
+        plot_group_histories(tmp_path, {"a": []}, "title", "x", "y", 0)
+    with pytest.raises(ValueError, match="colors must be"):
+        plot_group_histories(tmp_path, {"a": []}, "title", "x", "y", colors=[[2.0, 0.0, 0.0]])
     assert list(tmp_path.iterdir()) == []
