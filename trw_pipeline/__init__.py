@@ -84,13 +84,16 @@ if TYPE_CHECKING:
     from trw_pipeline.outputs.segmentation_metrics import MetricIoU as MetricIoU
     from trw_pipeline.outputs.segmentation_metrics import default_segmentation_metrics as default_segmentation_metrics
     from trw_pipeline.repeat import run_trainer_repeat as run_trainer_repeat
+    from trw_pipeline.reporting.boxplots import boxplots as boxplots
     from trw_pipeline.reporting.classification_report import classification_report as classification_report
     from trw_pipeline.reporting.classification_report import list_classes_from_mapping as list_classes_from_mapping
+    from trw_pipeline.reporting.confusion_matrix import confusion_matrix as confusion_matrix
     from trw_pipeline.reporting.figures import export_figure as export_figure
     from trw_pipeline.reporting.history_plot import plot_group_histories as plot_group_histories
     from trw_pipeline.reporting.images import as_image_ui8 as as_image_ui8
     from trw_pipeline.reporting.images import as_rgb_image as as_rgb_image
     from trw_pipeline.reporting.images import export_image as export_image
+    from trw_pipeline.reporting.roc import plot_roc as plot_roc
     from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch as SequenceAdaptorTorch
     from trw_pipeline.sequences.iterator import SequenceIterator as SequenceIterator
     from trw_pipeline.sequences.job_options import JobOptions as JobOptions
@@ -229,7 +232,9 @@ _FILE_OF = {
     "as_image_ui8": "reporting.images",
     "as_rgb_image": "reporting.images",
     "auroc": "outputs.auroc",
+    "boxplots": "reporting.boxplots",
     "classification_report": "reporting.classification_report",
+    "confusion_matrix": "reporting.confusion_matrix",
     "create_or_recreate_folder": "files",
     "default_classification_metrics": "outputs.classification_metrics",
     "default_regression_metrics": "outputs.regression_metrics",
@@ -266,6 +271,7 @@ _FILE_OF = {
     "len_batch": "batches.length",
     "list_classes_from_mapping": "reporting.classification_report",
     "plot_group_histories": "reporting.history_plot",
+    "plot_roc": "reporting.roc",
     "run_trainer_repeat": "repeat",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",

@@ -103,3 +103,4 @@ def test_names_are_listed_by_number():
     assert list_classes_from_mapping({2: "c", 0: "a"}) == ["a", "unknown", "c"]
     assert list_classes_from_mapping({1: "b"}, default_name="?") == ["?", "b"]
     assert list_classes_from_mapping({}) == []
+    assert list_classes_from_mapping(None) is None

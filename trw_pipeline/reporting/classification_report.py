@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -54,16 +54,26 @@ def classification_report(
     return report
 
 
-def list_classes_from_mapping(mappinginv: Mapping[int, str], default_name: str = "unknown") -> list[str]:
+@overload
+def list_classes_from_mapping(mappinginv: None, default_name: str = "unknown") -> None: ...
+
+
+@overload
+def list_classes_from_mapping(mappinginv: Mapping[int, str], default_name: str = "unknown") -> list[str]: ...
+
+
+def list_classes_from_mapping(mappinginv: Mapping[int, str] | None, default_name: str = "unknown") -> list[str] | None:
     """List the names of classes 0 ... N by their number.
 
     Args:
-        mappinginv: class -> name; N is the highest class in it.
+        mappinginv: class -> name; N is the highest class in it. Or None.
         default_name: name of a class that it has not.
 
     Returns:
-        The names; empty for an empty mapping.
+        The names; empty for an empty mapping. None for None.
     """
+    if mappinginv is None:
+        return None
     return [mappinginv.get(index, default_name) for index in range(max(mappinginv, default=-1) + 1)]
 
 

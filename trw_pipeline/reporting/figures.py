@@ -6,10 +6,11 @@ What is written in them is data: a dollar sign in a name is not the start of a f
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,16 @@ from trw_pipeline.files import safe_filename, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 DPI = 120
 """Dots per inch: a figure of 7 x 4.5 inches has 840 x 540 pixels, readable and about 30 kB."""
 
+POINTS = 72  # of an inch
+DIGIT = 0.65  # width of a digit of the default font, in its size
+
+_NAME_WIDTH = 24  # characters
 _SUFFIX = ".png"
 _LEGEND_WITHIN = 4
 _LONGEST_LEGEND = 20
@@ -34,12 +40,13 @@ _LONGEST_NAME = 255 - len(f"..12345678.tmp{_SUFFIX}")
 """Bytes: what file systems allow, less what `open_atomic` adds to the name while it writes."""
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, is_laid_out: bool = True) -> Figure:
     """Make an empty figure that belongs to nobody else: unlike one of `pyplot`, and it needs no display.
 
     Args:
         width: in inches.
         height: in inches.
+        is_laid_out: whether axes are made smaller until what is written around them has room.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -48,24 +55,31 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure  # noqa: PLC0415 (optional)
     except ImportError as error:
         raise MissingExtraError("a plot", "plot") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained" if is_laid_out else None)
 
 
-def write_figure(path: str | Path, figure: Figure, dpi: float = DPI) -> None:
+def write_figure(path: str | Path, figure: Figure, dpi: float = DPI, tight: bool = False) -> None:
     """Write a figure into one PNG file, atomically.
 
     Args:
         path: the file; its folder must exist.
         figure: what to write.
         dpi: dots per inch.
+        tight: see `export_figure`.
     """
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=dpi)
+    figure.savefig(image, format="png", dpi=dpi, bbox_inches="tight" if tight else None)
     write_bytes(path, image.getvalue())
 
 
 def export_figure(
-    path: str | Path, name: str, maximum_length: int = 259, dpi: float = 300, *, figure: Figure | None = None
+    path: str | Path,
+    name: str,
+    maximum_length: int = 259,
+    dpi: float = 300,
+    *,
+    figure: Figure | None = None,
+    tight: bool = False,
 ) -> Path:
     """Write a figure to `<path>/<name>.png`, atomically.
 
@@ -76,6 +90,7 @@ def export_figure(
             so many characters stay as there is room for, evenly spread over it. Two such names may become the same.
         dpi: dots per inch.
         figure: what to write. None: the current figure of `matplotlib.pyplot`, which stays open.
+        tight: the picture is as large as what is drawn, also beyond the figure, instead of as large as the figure.
 
     Returns:
         The file.
@@ -92,7 +107,7 @@ def export_figure(
     folder = Path(path)
     file = folder / f"{_shortened(safe_filename(name), folder, maximum_length)}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
-    write_figure(file, figure, dpi)
+    write_figure(file, figure, dpi, tight)
     return file
 
 
@@ -157,6 +172,34 @@ def add_legend(axes: Axes, entries: Mapping[str, Any]) -> None:
         legend = figure.legend(parts, texts, loc="outside right upper", fontsize="small")
     for text in legend.get_texts():
         text.set_parse_math(False)
+
+
+def name_ticks(
+    axis: Axis,
+    names: Sequence[str],
+    pitch: float,
+    rotation: float | None,
+    font_size: float,
+    ends: Sequence[str] | None = None,
+) -> None:
+    """Name what stands at 0, 1, 2, ... of an axis, every so many of them that no name lies on another.
+
+    Args:
+        axis: the axis.
+        names: long ones are broken into as many lines as there is room for, and end in an ellipsis if that is too few.
+        pitch: from one to the next, in points.
+        rotation: of the names, in degrees. None: 0 if they are short enough to stand beside one another, else 90.
+        font_size: in points.
+        ends: follow the names, whatever their length.
+    """
+    line = 1.2 * font_size
+    places = range(0, len(names), max(1, math.ceil(line / pitch)))
+    most_lines = max(1, int(pitch / line))
+    texts = [wrapped(names[place], _NAME_WIDTH, most_lines) + (ends[place] if ends else "") for place in places]
+    if rotation is None:
+        widest = max(len(part) for text in texts for part in text.split("\n"))
+        rotation = 0 if widest * DIGIT * font_size <= pitch else 90
+    axis.set_ticks(list(places), texts, fontsize=font_size, rotation=rotation, parse_math=False)
 
 
 def wrapped(text: str, width: int, most_lines: int | None = None) -> str:
