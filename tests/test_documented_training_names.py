@@ -130,6 +130,10 @@ DOCUMENTED = {
     trw.CallbackEpochSummary: {"logger": SOMETHING, "track_best_so_far": True},
     trw.CallbackSaveLastModel: {"model_name": "last"},
     trw.CallbackExportHistory: {"export_dirname": "history", "metrics_to_report": SOMETHING},
+    trw.CallbackExportBestHistory: {"filename": "best_history.txt", "metric_to_discard": SOMETHING},
+    trw.CallbackExportClassificationReport: dict.fromkeys(
+        ("with_confusion_matrix", "with_ROC", "with_history", "with_report"), True
+    ),
     trw.default_classification_metrics: {},
     trw.default_regression_metrics: {},
     trw.default_segmentation_metrics: {},

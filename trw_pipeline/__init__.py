@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
+    from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory as CallbackExportBestHistory
+    from trw_pipeline.callbacks.export_classification_report import (
+        CallbackExportClassificationReport as CallbackExportClassificationReport,
+    )
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
     from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
@@ -157,6 +161,8 @@ _FILE_OF = {
     "CallbackCheckpoint": "callbacks.checkpoint",
     "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",
+    "CallbackExportBestHistory": "callbacks.export_best_history",
+    "CallbackExportClassificationReport": "callbacks.export_classification_report",
     "CallbackExportHistory": "callbacks.export_history",
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackResourceMonitor": "callbacks.resource_monitor",

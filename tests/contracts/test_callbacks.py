@@ -10,6 +10,8 @@ from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
+from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
@@ -43,6 +45,8 @@ CALLBACKS = {
     "checkpoint": CallbackCheckpoint,
     "early_stopping": functools.partial(CallbackEarlyStopping, ("d", "valid", "overall_loss", "loss"), patience=2),
     "epoch_summary": CallbackEpochSummary,
+    "export_best_history": CallbackExportBestHistory,
+    "export_classification_report": CallbackExportClassificationReport,
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
     "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
@@ -52,7 +56,7 @@ CALLBACKS = {
     "train_log": CallbackTrainLog,
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
 }
-SLOW = ("export_history",)  # it draws
+SLOW = ("export_classification_report", "export_history")  # it draws
 every_callback = pytest.mark.parametrize(
     "create",
     [pytest.param(kind, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, kind in CALLBACKS.items()],

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from trw_pipeline.files import safe_filename
-from trw_pipeline.reporting.history_plot import Curve, plot_history
+from trw_pipeline.reporting.history_plot import plot_history
 from trw_pipeline.training.callback import Callback
-from trw_pipeline.training.history import INFO, RESOURCES, History
+from trw_pipeline.training.history import INFO, RESOURCES, History, curves_of, epochs_of
 from trw_pipeline.training.options import Options
 
 
@@ -59,24 +59,10 @@ class CallbackExportHistory(Callback):
             MissingExtraError: matplotlib is not installed.
         """
         folder = Path(options["workflow_options"]["current_logging_directory"]) / self.export_dirname
-        epochs = history[: options["training_parameters"]["num_epochs"]] if len(history) > 1 else history
-        for (dataset, output, metric), curves in _curves(epochs).items():
+        for (dataset, output, metric), curves in curves_of(epochs_of(history, options)).items():
             is_of_model = output not in (INFO, RESOURCES)
             wanted = is_of_model if self.metrics_to_report is None else metric in self.metrics_to_report
             if wanted:
                 folder.mkdir(exist_ok=True)
                 path = folder / f"{safe_filename(f'{dataset}_{output}_{metric}').replace(' ', '_')}.png"
                 plot_history(path, curves, title=f"{dataset}: {output}", ylabel=metric)
-
-
-def _curves(history: History) -> dict[tuple[str, str, str], dict[str, Curve]]:
-    """(dataset, output, metric) -> split -> points (epoch, value)."""
-    curves: dict[tuple[str, str, str], dict[str, Curve]] = {}
-    for epoch, datasets in enumerate(history):
-        for dataset, splits in datasets.items():
-            for split, outputs in splits.items():
-                for output, metrics in outputs.items():
-                    for metric, value in metrics.items():
-                        plot = curves.setdefault((dataset, output, metric), {})
-                        plot.setdefault(split, []).append((epoch, value))
-    return curves

@@ -11,7 +11,11 @@ from trw_pipeline.outputs.auroc import auroc
 
 
 def classification_report(
-    prediction_scores: np.ndarray, trues: Sequence[int] | np.ndarray, class_mapping: Mapping[int, str] | None = None
+    prediction_scores: np.ndarray,
+    trues: Sequence[int] | np.ndarray,
+    class_mapping: Mapping[int, str] | None = None,
+    *,
+    predictions: Sequence[int] | np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Sum up a classification.
 
@@ -21,6 +25,7 @@ def classification_report(
         prediction_scores: `(N, C)`, one score for each class; the highest is the prediction.
         trues: `(N,)` integers in [0, C), the true classes.
         class_mapping: class -> its name, such as `mappinginv`. None: classes are named by their number.
+        predictions: `(N,)` integers in [0, C), what was predicted. None: the class with the highest score.
 
     Returns:
         - `accuracy`, and the same under its documented name `accuracty`: share of the predictions that are right;
@@ -41,9 +46,15 @@ def classification_report(
             f"prediction_scores must be (N, C) and trues (N,), N at least 1, got {scores.shape} and {truth.shape}"
         )
     nb_classes = scores.shape[1]
-    if truth.dtype.kind not in "iu" or truth.min() < 0 or truth.max() >= nb_classes:
-        raise ValueError(f"trues must be integers in [0, {nb_classes}), got {truth.dtype} {np.unique(truth)[:10]}")
-    matrix = np.bincount(truth * nb_classes + scores.argmax(1), minlength=nb_classes**2).reshape(nb_classes, nb_classes)
+    found = scores.argmax(1) if predictions is None else np.asarray(predictions)
+    if found.shape != truth.shape:
+        raise ValueError(f"predictions must be (N,) like trues, got {found.shape} and {truth.shape}")
+    for name, classes in (("trues", truth), ("predictions", found)):
+        if classes.dtype.kind not in "iu" or classes.min() < 0 or classes.max() >= nb_classes:
+            raise ValueError(
+                f"{name} must be integers in [0, {nb_classes}), got {classes.dtype} {np.unique(classes)[:10]}"
+            )
+    matrix = np.bincount(truth * nb_classes + found, minlength=nb_classes**2).reshape(nb_classes, nb_classes)
     report: dict[str, Any] = {"accuracy": float(np.trace(matrix) / len(truth))}
     report["accuracty"] = report["accuracy"]
     report["confusion_matrix"] = matrix
@@ -52,6 +63,54 @@ def classification_report(
     if nb_classes == 2:
         report |= _binary(matrix) | {"auroc": auroc(truth, scores[:, 1] - scores[:, 0])}
     return report
+
+
+def report_text(
+    report: Mapping[str, Any], class_mapping: Mapping[int, str] | None = None, most_classes: int = 40
+) -> str:
+    """Write a report as text.
+
+    Args:
+        report: what `classification_report` gave.
+        class_mapping: class -> its name. None: classes are named by their number.
+        most_classes: with more classes than these, the text has no confusion matrix.
+
+    Returns:
+        The figures, the table of the classes, the errors that are most frequent, and the confusion matrix.
+    """
+    names = class_mapping or {}
+    matrix: np.ndarray = report["confusion_matrix"]
+    figures = {name: value for name, value in report.items() if isinstance(value, float) and "error_" not in name}
+    del figures["accuracty"]  # the same again
+    parts = ["\n".join(f"{name}: {value:.4f}" for name, value in figures.items()), report["sklearn_report"].rstrip()]
+    if errors := _typical_errors(matrix, names):
+        parts.append("\n".join(["typical errors:", *errors]))
+    if len(matrix) <= most_classes:
+        parts.append(_matrix_table(matrix, names))
+    return "\n\n".join(parts) + "\n"
+
+
+def _typical_errors(matrix: np.ndarray, names: Mapping[int, str]) -> list[str]:
+    """A line for each of the ten errors that are most frequent."""
+    wrong = matrix - np.diag(np.diag(matrix))
+    most_frequent = np.argsort(-wrong, axis=None, kind="stable")[:10]
+    return [
+        f"  {wrong[true, found]:>6} of {matrix[true].sum()} {names.get(true, str(true))} taken for "
+        f"{names.get(found, str(found))}"
+        for true, found in ((int(place) // len(wrong), int(place) % len(wrong)) for place in most_frequent)
+        if wrong[true, found]
+    ]
+
+
+def _matrix_table(matrix: np.ndarray, names: Mapping[int, str]) -> str:
+    titles = [f"{index} {names[index]}" if index in names else str(index) for index in range(len(matrix))]
+    width = max(map(len, titles))
+    column = max(len(str(matrix.max())), len(str(len(matrix) - 1)))
+    lines = ["confusion matrix, a row for each true class, a column for each predicted one:"]
+    lines.append(" " * width + "  " + " ".join(f"{index:>{column}}" for index in range(len(matrix))))
+    for title, row in zip(titles, matrix, strict=True):
+        lines.append(f"{title:<{width}}  " + " ".join(f"{count:>{column}}" for count in row))
+    return "\n".join(lines)
 
 
 @overload

@@ -25,6 +25,7 @@ import torch
 
 from trw_pipeline.outputs.output import LossTerm, Output
 from trw_pipeline.training.gathering import Gatherer, gatherer_for, number_on_host, read_each, to_host
+from trw_pipeline.training.options import Options
 
 SplitHistory: TypeAlias = dict[str, dict[str, float]]
 """Output -> metric -> value."""
@@ -195,6 +196,39 @@ def metric_at(epoch: EpochHistory, path: tuple[str, str, str, str], has_all_spli
     if value is None and has_all_splits:
         raise ValueError(f"the history has no metric {path}, it has {sorted(_paths(epoch))}")
     return value
+
+
+def epochs_of(history: History, options: Options) -> History:
+    """Leave the final evaluation, which is no epoch, out of a history.
+
+    Args:
+        history: one entry for each epoch, and one more after the final evaluation.
+        options: have the number of epochs.
+
+    Returns:
+        The entries of epochs; if there is only one entry, that one.
+    """
+    return history[: options["training_parameters"]["num_epochs"]] if len(history) > 1 else history
+
+
+def curves_of(history: History) -> dict[tuple[str, str, str], dict[str, list[tuple[int, float]]]]:
+    """Give each metric over the epochs.
+
+    Args:
+        history: its entries are epochs, from 0.
+
+    Returns:
+        (dataset, output, metric) -> split -> points (epoch, value), without the epochs that have none.
+    """
+    curves: dict[tuple[str, str, str], dict[str, list[tuple[int, float]]]] = {}
+    for epoch, datasets in enumerate(history):
+        for dataset, splits in datasets.items():
+            for split, outputs in splits.items():
+                for output, metrics in outputs.items():
+                    for metric, value in metrics.items():
+                        plot = curves.setdefault((dataset, output, metric), {})
+                        plot.setdefault(split, []).append((epoch, value))
+    return curves
 
 
 def _paths(epoch: EpochHistory) -> list[tuple[str, str, str, str]]:
