@@ -128,6 +128,8 @@ DOCUMENTED = {
     trw.Output.loss_term_cleanup: {"self": NEEDED, "loss_term": NEEDED},
     trw.Callback.__call__: CALLBACK,
     trw.CallbackEpochSummary: {"logger": SOMETHING, "track_best_so_far": True},
+    trw.CallbackModelSummary: {"logger": SOMETHING, "dataset_name": None, "split_name": None},
+    trw.model_summary: {"model": NEEDED, "batch": NEEDED, "logger": NEEDED},
     trw.CallbackSaveLastModel: {"model_name": "last"},
     trw.CallbackExportHistory: {"export_dirname": "history", "metrics_to_report": SOMETHING},
     trw.CallbackExportBestHistory: {"filename": "best_history.txt", "metric_to_discard": SOMETHING},

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         CallbackExportClassificationReport as CallbackExportClassificationReport,
     )
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
+    from trw_pipeline.callbacks.model_summary import CallbackModelSummary as CallbackModelSummary
     from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
     from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from trw_pipeline.nets.filters import FilterFixed as FilterFixed
     from trw_pipeline.nets.filters import FilterGaussian as FilterGaussian
     from trw_pipeline.nets.hooks import CleanAddedHooks as CleanAddedHooks
+    from trw_pipeline.nets.model_summary import model_summary as model_summary
     from trw_pipeline.nets.reflection import find_first_forward_convolution as find_first_forward_convolution
     from trw_pipeline.nets.reflection import find_last_forward_convolution as find_last_forward_convolution
     from trw_pipeline.nets.reflection import find_last_forward_types as find_last_forward_types
@@ -164,6 +166,7 @@ _FILE_OF = {
     "CallbackExportBestHistory": "callbacks.export_best_history",
     "CallbackExportClassificationReport": "callbacks.export_classification_report",
     "CallbackExportHistory": "callbacks.export_history",
+    "CallbackModelSummary": "callbacks.model_summary",
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
@@ -278,6 +281,7 @@ _FILE_OF = {
     "list_classes_from_mapping": "reporting.classification_report",
     "plot_group_histories": "reporting.history_plot",
     "plot_roc": "reporting.roc",
+    "model_summary": "nets.model_summary",
     "run_trainer_repeat": "repeat",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",

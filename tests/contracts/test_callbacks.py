@@ -13,6 +13,7 @@ from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
 from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
 from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.model_summary import CallbackModelSummary
 from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
 from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor
@@ -48,6 +49,7 @@ CALLBACKS = {
     "export_best_history": CallbackExportBestHistory,
     "export_classification_report": CallbackExportClassificationReport,
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
+    "model_summary": CallbackModelSummary,
     "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
     "resource_monitor": CallbackResourceMonitor,

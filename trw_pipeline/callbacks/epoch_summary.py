@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
+from trw_pipeline.text_table import text_table
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.history import INFO, OVERALL_LOSS, History, SplitHistory
 from trw_pipeline.training.options import Options
@@ -92,7 +89,8 @@ class CallbackEpochSummary(Callback):
         ]
         columns = _COLUMNS if self.track_best_so_far else _COLUMNS[:-1]
         as_table = sys.stdout.isatty() and sys.stderr.isatty() if self.table is None else self.table
-        self.logger(_as_table(title, columns, rows) if as_table else _as_lines(title, columns, rows))
+        short = [_SHORT.get(column, column) for column in columns]
+        self.logger(text_table(title, short, rows, nb_names=2) if as_table else _as_lines(title, columns, rows))
 
 
 class _Figures(NamedTuple):
@@ -131,21 +129,6 @@ def _best(history: History, dataset: str, split: str) -> str:
 
 def _formatted(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _as_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    table = Table(title=title, title_justify="left", title_style="none", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(
-            _SHORT.get(column, column), justify="left" if column in ("dataset", "split") else "right", no_wrap=True
-        )
-    for row in rows:
-        table.add_row(*row[: len(columns)])
-    # Plain text, as wide as it needs to be: the sink may be a file as well as a terminal.
-    console = Console(file=io.StringIO(), width=1000, color_system=None, markup=False, emoji=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def _as_lines(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
