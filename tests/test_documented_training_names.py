@@ -128,6 +128,28 @@ DOCUMENTED = {
     trw.Output.loss_term_cleanup: {"self": NEEDED, "loss_term": NEEDED},
     trw.Callback.__call__: CALLBACK,
     trw.CallbackEpochSummary: {"logger": SOMETHING, "track_best_so_far": True},
+    trw.CallbackActivationStatistics: {"dataset_name": None, "split_name": "train", "logger_fn": SOMETHING},
+    trw.CallbackLearningRateRecorder: {"dirname": "lr_recorder"},
+    trw.CallbackLearningRateFinder: {
+        "nb_samples_per_learning_rate": 1000,
+        "learning_rate_start": 1e-6,
+        "learning_rate_stop": 10.0,
+        "learning_rate_mul": 1.2,
+        "dataset_name": None,
+        "split_name": None,
+        "dirname": "lr_finder",
+        "identify_learning_rate_section": trw.default_identify_learning_rate_section,
+        "set_new_learning_rate": False,
+        "param_maximum_loss_ratio": 0.8,
+    },
+    trw.CallbackExportConvolutionKernel: {
+        "export_frequency": 500,
+        "dirname": "convolution_kernels",
+        "find_convolution_fn": trw.find_first_forward_convolution,
+        "dataset_name": None,
+        "split_name": None,
+        "export_filter_fn": trw.default_export_filter,
+    },
     trw.CallbackModelSummary: {"logger": SOMETHING, "dataset_name": None, "split_name": None},
     trw.model_summary: {"model": NEEDED, "batch": NEEDED, "logger": NEEDED},
     trw.CallbackSaveLastModel: {"model_name": "last"},
@@ -237,7 +259,19 @@ def test_the_documented_tags():
     assert issubclass(trw.LossDiceMulticlass, torch.nn.Module)
 
 
-@pytest.mark.parametrize("kind", [trw.CallbackEpochSummary, trw.CallbackExportHistory, trw.CallbackSaveLastModel])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        trw.CallbackEpochSummary,
+        trw.CallbackExportHistory,
+        trw.CallbackSaveLastModel,
+        trw.CallbackModelSummary,
+        trw.CallbackActivationStatistics,
+        trw.CallbackLearningRateFinder,
+        trw.CallbackLearningRateRecorder,
+        trw.CallbackExportConvolutionKernel,
+    ],
+)
 def test_callbacks_are_called_as_documented(kind):
     assert issubclass(kind, trw.Callback)
     parameters = inspect.signature(kind.__call__).parameters

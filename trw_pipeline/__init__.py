@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from trw_pipeline.batches.device import to_value as to_value
     from trw_pipeline.batches.device import transfer_batch_to_device as transfer_batch_to_device
     from trw_pipeline.batches.length import len_batch as len_batch
+    from trw_pipeline.callbacks.activation_statistics import (
+        CallbackActivationStatistics as CallbackActivationStatistics,
+    )
     from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl as CallbackAdaptorClinicadl
     from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
@@ -26,7 +29,18 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.export_classification_report import (
         CallbackExportClassificationReport as CallbackExportClassificationReport,
     )
+    from trw_pipeline.callbacks.export_convolution_kernel import (
+        CallbackExportConvolutionKernel as CallbackExportConvolutionKernel,
+    )
+    from trw_pipeline.callbacks.export_convolution_kernel import default_export_filter as default_export_filter
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
+    from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder as CallbackLearningRateFinder
+    from trw_pipeline.callbacks.learning_rate_finder import (
+        default_identify_learning_rate_section as default_identify_learning_rate_section,
+    )
+    from trw_pipeline.callbacks.learning_rate_recorder import (
+        CallbackLearningRateRecorder as CallbackLearningRateRecorder,
+    )
     from trw_pipeline.callbacks.model_summary import CallbackModelSummary as CallbackModelSummary
     from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
@@ -159,13 +173,17 @@ if TYPE_CHECKING:
 
 _FILE_OF = {
     "Callback": "training.callback",
+    "CallbackActivationStatistics": "callbacks.activation_statistics",
     "CallbackAdaptorClinicadl": "callbacks.adaptor_clinicadl",
     "CallbackCheckpoint": "callbacks.checkpoint",
     "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",
     "CallbackExportBestHistory": "callbacks.export_best_history",
     "CallbackExportClassificationReport": "callbacks.export_classification_report",
+    "CallbackExportConvolutionKernel": "callbacks.export_convolution_kernel",
     "CallbackExportHistory": "callbacks.export_history",
+    "CallbackLearningRateFinder": "callbacks.learning_rate_finder",
+    "CallbackLearningRateRecorder": "callbacks.learning_rate_recorder",
     "CallbackModelSummary": "callbacks.model_summary",
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackResourceMonitor": "callbacks.resource_monitor",
@@ -262,6 +280,8 @@ _FILE_OF = {
     "create_sgd_optimizers_fn": "training.optimizers",
     "create_sgd_optimizers_scheduler_step_lr_fn": "training.optimizers",
     "default_collate_fn": "batches.collate",
+    "default_export_filter": "callbacks.export_convolution_kernel",
+    "default_identify_learning_rate_section": "callbacks.learning_rate_finder",
     "default_per_epoch_callbacks": "trainer",
     "default_post_training_callbacks": "trainer",
     "default_pre_training_callbacks": "trainer",

@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from trw_pipeline.callbacks.activation_statistics import CallbackActivationStatistics
 from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
 from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
 from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
+from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
+from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRecorder
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
 from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
@@ -42,13 +46,17 @@ class OfClinicadl:
 
 
 CALLBACKS = {
+    "activation_statistics": CallbackActivationStatistics,
     "adaptor_clinicadl": lambda: CallbackAdaptorClinicadl(OfClinicadl()),
     "checkpoint": CallbackCheckpoint,
     "early_stopping": functools.partial(CallbackEarlyStopping, ("d", "valid", "overall_loss", "loss"), patience=2),
     "epoch_summary": CallbackEpochSummary,
     "export_best_history": CallbackExportBestHistory,
     "export_classification_report": CallbackExportClassificationReport,
+    "export_convolution_kernel": CallbackExportConvolutionKernel,
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
+    "learning_rate_finder": functools.partial(CallbackLearningRateFinder, 3, 1e-3, 1e-1, 10.0),
+    "learning_rate_recorder": CallbackLearningRateRecorder,
     "model_summary": CallbackModelSummary,
     "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
@@ -59,6 +67,7 @@ CALLBACKS = {
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
 }
 SLOW = ("export_classification_report", "export_history")  # it draws
+SLOW = ("export_history", "learning_rate_finder", "learning_rate_recorder")  # they draw
 every_callback = pytest.mark.parametrize(
     "create",
     [pytest.param(kind, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, kind in CALLBACKS.items()],
