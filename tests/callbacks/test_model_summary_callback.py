@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy_trainer import fitting_in, trainer
+from toy_trainer import Net, batches, fitting_in, trainer
 
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
 
@@ -24,6 +24,28 @@ def test_without_a_logger_it_is_in_the_log_of_the_run(tmp_path, caplog):
 def test_a_split_that_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="'absent'"):
         fitting_in(tmp_path)(trainer(pre=[CallbackModelSummary(split_name="absent")]))
+
+
+def test_a_split_without_batches_ends_no_training(tmp_path, caplog):
+    def inputs():
+        return {"d": {"train": batches(4), "valid": []}}
+
+    fitting_in(tmp_path)(trainer(pre=[CallbackModelSummary()]), inputs=inputs)
+    assert "d/valid has no batch to look at" in caplog.text
+    assert not (tmp_path / "default_r0" / "model_summary.txt").exists()
+
+
+def test_a_model_that_draws_is_trained_as_if_nobody_had_looked(tmp_path):
+    class Draws(Net):
+        def forward(self, batch):
+            return super().forward({**batch, "x": batch["x"] + torch.rand(3)})
+
+    weights = []
+    for callbacks in ([CallbackModelSummary()], []):
+        torch.manual_seed(3)
+        model, _ = fitting_in(tmp_path)(trainer(pre=callbacks), model_fn=lambda options: Draws())
+        weights.append(model.inner.weight)
+    assert torch.equal(*weights)
 
 
 def test_the_model_is_trained_as_if_nobody_had_looked(tmp_path):

@@ -1,7 +1,10 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
+from trw_pipeline.nets.activations import activations_of
 from trw_pipeline.nets.model_summary import model_summary, shape_text, summarise_layers
 
 
@@ -43,6 +46,16 @@ def test_parameters_shapes_and_operations_are_those_computed_by_hand():
     assert whole.nb_flops == sum(layers[name].nb_flops for name in ("first", "twice", "frozen"))
 
 
+def test_a_scripted_part_can_not_be_watched_and_fails_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has announced the end of scripts
+        scripted = torch.jit.script(nn.Linear(4, 2))
+    whole, part, *_ = summarise_layers(nn.Sequential(scripted), torch.ones(1, 4))
+    assert (whole.outputs, whole.nb_parameters) == ("(1, 2)", 10)
+    assert (part.outputs, part.nb_parameters) == (None, 10)
+    assert activations_of(nn.Sequential(scripted), torch.ones(1, 4)) == []
+
+
 def test_a_shared_layer_is_counted_once():
     linear = nn.Linear(4, 4)
     whole = summarise_layers(nn.Sequential(linear, linear), torch.ones(1, 4))[0]
@@ -70,7 +83,7 @@ def test_the_text_has_a_line_for_each_layer_and_the_sums():
     assert told == [text]
     lines = [line.split() for line in text.splitlines()]
     assert ["first", "Conv2d", "(5,", "4,", "6,", "8)", "108", "108", "51,840"] in lines
-    assert ["unused", "Linear", "not", "called", "56", "56", "0"] in lines
+    assert ["unused", "Linear", "not", "seen", "56", "56", "0"] in lines
     assert "parameters: 202, trainable: 192" in text
     assert "FLOPs of this batch of 5: 52,240 (10,448 a sample)" in text
 

@@ -80,9 +80,9 @@ def test_callbacks_of_batches_see_the_batch_and_can_not_end_anything():
     assert set(given) == {"x"}
 
 
-def test_a_split_without_batches_is_refused_by_name():
-    with pytest.raises(ValueError, match="d/v has no batch"):
-        first_batch(nn.Identity(), {"d": {"v": []}}, "d", "v")
+def test_of_a_split_without_batches_there_is_none_and_a_warning_names_it(caplog):
+    assert first_batch(nn.Identity(), {"d": {"v": []}}, "d", "v") is None
+    assert "the split d/v has no batch" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.history import History
 from trw_pipeline.training.looking import first_batch, split_to_look_at
 from trw_pipeline.training.options import Options
+from trw_pipeline.training.randomness import seeded
 
 _logger = logging.getLogger(__name__)
 
@@ -69,11 +70,15 @@ class CallbackActivationStatistics(Callback):
             **kwargs: not used.
 
         Raises:
-            ValueError: there is no such dataset or split, or it has no batch.
+            ValueError: there is no such dataset or split.
         """
         train_split = options["workflow_options"]["train_split"]
         dataset, split = split_to_look_at(datasets, self.dataset_name, self.split_name, train_split)
-        found = activations_of(model, first_batch(model, datasets, dataset, split, callbacks_per_batch))
+        with seeded(0):  # a model may draw, too
+            batch = first_batch(model, datasets, dataset, split, callbacks_per_batch)
+            if batch is None:
+                return
+            found = activations_of(model, batch)
         when = f"after epoch {len(history) - 1}" if history else "before training"
         self.logger_fn(
             text_table(f"activations {when}, a batch of {dataset}/{split}", _COLUMNS, map(_row, found), nb_names=2)

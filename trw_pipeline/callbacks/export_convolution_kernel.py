@@ -21,6 +21,7 @@ from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.history import History
 from trw_pipeline.training.looking import first_batch, split_to_look_at
 from trw_pipeline.training.options import Options
+from trw_pipeline.training.randomness import seeded
 
 _logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class CallbackExportConvolutionKernel(Callback):
             **kwargs: not used.
 
         Raises:
-            ValueError: there is no such dataset or split, or it has no batch.
+            ValueError: there is no such dataset or split.
             MissingExtraError: Pillow is not installed.
         """
         epoch = max(0, len(history) - 1)
@@ -140,7 +141,7 @@ class CallbackExportConvolutionKernel(Callback):
         workflow = options["workflow_options"]
         convolution = self._convolution(model, datasets, callbacks_per_batch, workflow["train_split"])
         if convolution is None:
-            _logger.info("no kernels to export: the model has no convolution")
+            _logger.info("no kernels to export: no convolution was found in the model")
             return
         weights = convolution.weight.detach().float().cpu().numpy()
         if isinstance(convolution, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
@@ -155,9 +156,10 @@ class CallbackExportConvolutionKernel(Callback):
 
     def _convolution(self, model: nn.Module, datasets: Any, callbacks_per_batch: Any, train_split: str) -> Any:
         dataset, split = split_to_look_at(datasets, self.dataset_name, self.split_name, train_split)
-        batch = first_batch(model, datasets, dataset, split, callbacks_per_batch)
-        with in_mode(model, training=False), torch.no_grad():  # whatever the function of the user's does
-            found = self.find_convolution_fn(model, batch)
+        # Whatever the model, and the function of the user's, may do.
+        with seeded(0), in_mode(model, training=False), torch.no_grad():
+            batch = first_batch(model, datasets, dataset, split, callbacks_per_batch)
+            found = None if batch is None else self.find_convolution_fn(model, batch)
         return None if found is None else found["matched_module"]
 
 

@@ -15,6 +15,7 @@ from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.history import History
 from trw_pipeline.training.looking import first_batch, split_to_look_at
 from trw_pipeline.training.options import Options
+from trw_pipeline.training.randomness import seeded
 
 _logger = logging.getLogger(__name__)
 
@@ -67,10 +68,13 @@ class CallbackModelSummary(Callback):
             **kwargs: not used.
 
         Raises:
-            ValueError: there is no such dataset or split, or it has no batch.
+            ValueError: there is no such dataset or split.
         """
         workflow = options["workflow_options"]
         names = split_to_look_at(datasets, self.dataset_name, self.split_name, workflow["train_split"])
-        batch = first_batch(model, datasets, *names, callbacks_per_batch)
-        text = model_summary(model, batch, self.logger)
+        with seeded(0):  # a model may draw, too
+            batch = first_batch(model, datasets, *names, callbacks_per_batch)
+            if batch is None:
+                return
+            text = model_summary(model, batch, self.logger)
         write_text(Path(workflow["current_logging_directory"]) / "model_summary.txt", f"{text}\n")

@@ -63,7 +63,8 @@ def activations_of(model: nn.Module, batch: Any) -> list[Activations]:
 
     with CleanAddedHooks(model), in_mode(model, training=False), torch.no_grad():
         for layer in layers:
-            layer.register_forward_hook(note)
+            if not isinstance(layer, torch.jit.ScriptModule):  # takes no such hooks
+                layer.register_forward_hook(note)
         model(batch)
     return [
         _summed_up(name, type(layer).__name__, torch.stack(seen[layer]).cpu())

@@ -27,7 +27,7 @@ class LayerSummary:
         kind: its class.
         nb_parameters: of the module and its parts; those that are shared are counted once.
         nb_trainable: those of them that have gradients.
-        outputs: shape of what it returned at its last call, as text; None: it was not called.
+        outputs: shape of what it returned at its last call, as text; None: nobody saw it being called.
         nb_flops: operations of all its calls, with those of its parts: two for a multiplication with its addition.
     """
 
@@ -59,7 +59,7 @@ class _Watch:
 def summarise_layers(model: nn.Module, batch: Any) -> list[LayerSummary]:
     """Run a model once, without gradients, in evaluation mode, and note what each module did.
 
-    Modes and hooks are put back, whatever happens. Random generators are not (dropout draws nothing in that mode).
+    Modes and hooks are put back, whatever happens. Scripted modules can not be watched. Random generators are not.
 
     Args:
         model: the model.
@@ -77,6 +77,8 @@ def summarise_layers(model: nn.Module, batch: Any) -> list[LayerSummary]:
     watch = _Watch(FlopCounterMode(display=False), layers)
     with CleanAddedHooks(model), in_mode(model, training=False), torch.no_grad(), watch.counter:
         for module in layers:
+            if isinstance(module, torch.jit.ScriptModule):  # takes no such hooks
+                continue
             module.register_forward_pre_hook(watch.begin)
             module.register_forward_hook(watch.end)
         model(batch)
@@ -140,7 +142,7 @@ def _row(layer: LayerSummary) -> tuple[str, ...]:
     return (
         f"{'  ' * depth}{layer.name.rpartition('.')[2] or '(model)'}",
         layer.kind,
-        "not called" if layer.outputs is None else layer.outputs,
+        "not seen" if layer.outputs is None else layer.outputs,
         f"{layer.nb_parameters:,}",
         f"{layer.nb_trainable:,}",
         f"{layer.nb_flops:,}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
@@ -14,6 +15,8 @@ from trw_pipeline.training.callback import BatchCallback
 from trw_pipeline.training.default_names import find_default_dataset_and_split_names
 from trw_pipeline.training.randomness import random_states, set_random_states
 from trw_pipeline.typing import Batch, Datasets, Split
+
+_logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -71,7 +74,7 @@ def first_batch(
     dataset_name: str,
     split_name: str,
     callbacks_per_batch: Iterable[BatchCallback] | None = None,
-) -> Batch:
+) -> Batch | None:
     """Read one batch as the model sees it: on its device, with the names of where it comes from.
 
     Args:
@@ -83,10 +86,7 @@ def first_batch(
             matter here.
 
     Returns:
-        The batch, a dict of its own.
-
-    Raises:
-        ValueError: the split has none.
+        The batch, a dict of its own; None, with a warning, if the split has none.
     """
     with beside(datasets[dataset_name][split_name]) as split:
         iterator = iter(split)
@@ -98,7 +98,8 @@ def first_batch(
             if iterator is not split and close is not None:
                 close()
         if given is None:
-            raise ValueError(f"the split {dataset_name}/{split_name} has no batch to look at")
+            _logger.warning("the split %s/%s has no batch to look at", dataset_name, split_name)
+            return None
         batch = transfer_batch_to_device(given, get_device(model, given) or torch.device("cpu"))
         batch["dataset_name"], batch["split_name"] = dataset_name, split_name
         for callback in callbacks_per_batch or ():
