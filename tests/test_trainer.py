@@ -4,17 +4,11 @@ import inspect
 
 import pytest
 import torch
-from PIL import Image
 from toy_trainer import Net, batches, datasets, fitting_in, sgd, trainer
 
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
-from trw_pipeline.trainer import (
-    Trainer,
-    default_per_epoch_callbacks,
-    default_post_training_callbacks,
-    default_pre_training_callbacks,
-)
+from trw_pipeline.trainer import Trainer
 from trw_pipeline.training.callback import HOOKS, Callback
 from trw_pipeline.training.loop import default_sum_all_losses, epoch_train_eval
 from trw_pipeline.training.optimizers import create_sgd_optimizers_scheduler_step_lr_fn
@@ -312,35 +306,6 @@ def test_there_may_be_no_callbacks_at_all(fit):
         trainer_callbacks_per_batch=None,
     )
     assert len(fit(nothing)[1]["history"]) == 3
-
-
-def test_the_default_callbacks_are_made_anew():
-    for create in (default_pre_training_callbacks, default_per_epoch_callbacks, default_post_training_callbacks):
-        first, second = create(), create()
-        assert [type(callback) for callback in first] == [type(callback) for callback in second]
-        assert not {id(callback) for callback in first} & {id(callback) for callback in second}
-
-
-@pytest.mark.slow
-def test_what_the_defaults_leave_on_disk(fit, tmp_path):
-    fit(Trainer())
-    folder = tmp_path / "default_r0"
-    written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    metrics = ["classification_error", "loss", "sensitivity", "specificity"]
-    assert written == sorted(
-        ["last.model", "last.model.result", "trainer.txt", "trainlog.csv", "history/d_overall_loss_loss.png"]
-        + [f"history/d_y_{name}.png" for name in metrics]
-    )
-    for path in folder.rglob("*.png"):
-        with Image.open(path) as image:
-            image.load()
-            assert image.format == "PNG"
-    with (folder / "trainlog.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == ["0", "1"]
-    model, result = Trainer.load_model(folder / "last.model", with_result=True)
-    assert isinstance(model, Net)
-    assert float(rows[1]["d/valid/y/loss"]) == result["history"][1]["d"]["valid"]["y"]["loss"]
 
 
 def test_the_learning_rate_of_a_row_is_that_of_its_epoch(fit, tmp_path):

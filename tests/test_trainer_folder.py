@@ -8,9 +8,10 @@ import pytest
 import torch
 from toy_trainer import Net, broken, datasets, fitting_in, sgd, trainer
 
+from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
-from trw_pipeline.trainer import Trainer, default_per_epoch_callbacks
+from trw_pipeline.trainer import Trainer
 from trw_pipeline.training.callback import Callback
 from trw_pipeline.training.options import create_default_options
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from toy_trainer import batches, fitting_in, trainer
 
+from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
-from trw_pipeline.trainer import default_per_epoch_callbacks
 from trw_pipeline.training.callback import Callback
 
 
@@ -66,7 +66,7 @@ def test_memory_does_not_rise_from_epoch_to_epoch_of_a_training_with_workers(pro
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from toy_trainer import Net, batches, fitting_in, trainer
         from trw_pipeline.sequences.sequence import SequenceArray
-        from trw_pipeline.trainer import default_per_epoch_callbacks
+        from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
         from trw_pipeline.training.callback import Callback
 
         class Measures(Callback):

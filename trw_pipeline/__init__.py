@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     )
     from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl as CallbackAdaptorClinicadl
     from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
+    from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks as default_per_epoch_callbacks
+    from trw_pipeline.callbacks.defaults import default_post_training_callbacks as default_post_training_callbacks
+    from trw_pipeline.callbacks.defaults import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
     from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory as CallbackExportBestHistory
@@ -142,9 +145,6 @@ if TYPE_CHECKING:
     from trw_pipeline.sequences.sequence import SequenceZip as SequenceZip
     from trw_pipeline.timing import time_it as time_it
     from trw_pipeline.trainer import Trainer as Trainer
-    from trw_pipeline.trainer import default_per_epoch_callbacks as default_per_epoch_callbacks
-    from trw_pipeline.trainer import default_post_training_callbacks as default_post_training_callbacks
-    from trw_pipeline.trainer import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.training.callback import Callback as Callback
     from trw_pipeline.training.default_names import (
         find_default_dataset_and_split_names as find_default_dataset_and_split_names,
@@ -282,9 +282,9 @@ _FILE_OF = {
     "default_collate_fn": "batches.collate",
     "default_export_filter": "callbacks.export_convolution_kernel",
     "default_identify_learning_rate_section": "callbacks.learning_rate_finder",
-    "default_per_epoch_callbacks": "trainer",
-    "default_post_training_callbacks": "trainer",
-    "default_pre_training_callbacks": "trainer",
+    "default_per_epoch_callbacks": "callbacks.defaults",
+    "default_post_training_callbacks": "callbacks.defaults",
+    "default_pre_training_callbacks": "callbacks.defaults",
     "default_sample_uid_name": "typing",
     "default_sum_all_losses": "training.loop",
     "epoch_train_eval": "training.loop",

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import nn
 
-from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
-from trw_pipeline.callbacks.export_history import CallbackExportHistory
-from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
-from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.callbacks.defaults import (
+    default_per_epoch_callbacks,
+    default_post_training_callbacks,
+    default_pre_training_callbacks,
+)
 from trw_pipeline.files import create_numbered_folder
 from trw_pipeline.training import prediction, saved_model
 from trw_pipeline.training.arguments import (
@@ -61,28 +62,6 @@ CALLBACKS_FNS = (
 )
 InputsFn: TypeAlias = Callable[[], "Datasets | tuple[Datasets, Mapping[str, Any]]"]
 LossCreator: TypeAlias = Callable[[Datasets, LossFn], Mapping[str, LossFn]]
-
-
-def default_pre_training_callbacks() -> list[Any]:
-    """Make the callbacks that run before training: none."""
-    return []
-
-
-def default_per_epoch_callbacks(logger: Callable[[str], Any] | None = None) -> list[Any]:
-    """Make the callbacks that run at the end of each epoch: a summary, and a row of `trainlog.csv`.
-
-    Args:
-        logger: takes the text of the summary. None: it is logged.
-
-    Returns:
-        New callbacks.
-    """
-    return [CallbackEpochSummary(logger), CallbackTrainLog()]
-
-
-def default_post_training_callbacks() -> list[Any]:
-    """Make the callbacks that run after training: plots of the history, and the model as `last.model`."""
-    return [CallbackExportHistory(), CallbackSaveLastModel()]
 
 
 class Trainer:

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
-from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
-from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.errors import CheckpointError
 from trw_pipeline.files import write_text
 from trw_pipeline.sequences.sequence import Sequence
@@ -164,8 +163,7 @@ def train(
         callbacks_per_epoch_fn=lambda: [
             _TellFolder(example, options, show),
             CallbackProgressBar(),
-            CallbackEpochSummary(show),
-            CallbackTrainLog(),
+            *default_per_epoch_callbacks(show),
             CallbackCheckpoint(),
         ]
     )

@@ -1,0 +1,119 @@
+"""The callbacks of a training whose user asks for nothing special."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trw_pipeline.callbacks.activation_statistics import CallbackActivationStatistics
+from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
+from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
+from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRecorder
+from trw_pipeline.callbacks.model_summary import CallbackModelSummary
+from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
+from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
+from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.errors import MissingExtraError
+from trw_pipeline.training.callback import Callback
+
+_logger = logging.getLogger(__name__)
+
+_MODULES = {"images": "PIL", "plot": "matplotlib", "tensorboard": "tensorboard"}
+"""Extra -> the module that it brings."""
+
+_NEEDS: dict[type[Callback], tuple[str, ...]] = {
+    CallbackExportConvolutionKernel: ("images",),
+    CallbackExportHistory: ("plot",),
+    CallbackLearningRateFinder: ("plot",),
+    CallbackLearningRateRecorder: ("plot",),
+    CallbackTensorboardRecordHistory: ("tensorboard",),
+}
+"""The extras without which a callback can not do its work."""
+
+
+def default_pre_training_callbacks(
+    logger: Callable[[str], Any] | None = None,
+    with_lr_finder: bool = False,
+) -> list[Any]:
+    """Make the callbacks that run before training.
+
+    A summary of the model. One whose extra is not installed is left out, and a warning names it once.
+
+    Args:
+        logger: takes the texts. None: they are logged.
+        with_lr_finder: whether many learning rates are tried on copies of the model, which takes a while.
+
+    Returns:
+        New callbacks.
+    """
+    return _of_what_is_installed(
+        [CallbackModelSummary(logger), *([CallbackLearningRateFinder()] if with_lr_finder else [])]
+    )
+
+
+def default_per_epoch_callbacks(
+    logger: Callable[[str], Any] | None = None,
+    with_activation_statistics: bool = False,
+    convolutional_kernel_export_frequency: int | None = None,
+) -> list[Any]:
+    """Make the callbacks that run at the end of each epoch.
+
+    A summary, a row of `trainlog.csv`, the numbers of the epoch for TensorBoard, and the learning rates, which are
+    plotted at the end. One whose extra is not installed is left out, and a warning names it once.
+
+    Args:
+        logger: takes the texts. None: they are logged.
+        with_activation_statistics: whether the text of what each layer gives is among them.
+        convolutional_kernel_export_frequency: epochs from one export of the first convolution to the next; None: no
+            export.
+
+    Returns:
+        New callbacks.
+    """
+    callbacks: list[Callback] = [
+        CallbackEpochSummary(logger),
+        CallbackTrainLog(),
+        CallbackTensorboardRecordHistory(),
+        CallbackLearningRateRecorder(),
+    ]
+    if with_activation_statistics:
+        callbacks.append(CallbackActivationStatistics(logger_fn=logger))
+    if convolutional_kernel_export_frequency is not None:
+        callbacks.append(CallbackExportConvolutionKernel(convolutional_kernel_export_frequency))
+    return _of_what_is_installed(callbacks)
+
+
+def default_post_training_callbacks() -> list[Any]:
+    """Make the callbacks that run after training.
+
+    Plots of the history, and the model as `last.model`. One whose extra is not installed is left out, and a warning
+    names it once.
+
+    Returns:
+        New callbacks.
+    """
+    return _of_what_is_installed([CallbackExportHistory(), CallbackSaveLastModel()])
+
+
+def _of_what_is_installed(callbacks: Iterable[Callback]) -> list[Any]:
+    """Leave out what would end the training with a `MissingExtraError`: nobody has asked for it."""
+    kept: list[Callback] = []
+    for callback in callbacks:
+        needs = _NEEDS.get(type(callback), ())
+        missing = [extra for extra in needs if importlib.util.find_spec(_MODULES[extra]) is None]
+        if missing:
+            _warn(type(callback).__name__, ",".join(missing))
+        else:
+            kept.append(callback)
+    return kept
+
+
+@functools.cache
+def _warn(name: str, extra: str) -> None:
+    """Say it once in a program, however many trainings it makes."""
+    _logger.warning("left out of the default callbacks: %s", MissingExtraError(name, extra))
