@@ -16,7 +16,7 @@ import numpy as np
 from torch import nn
 
 from trw_pipeline.examples import training
-from trw_pipeline.examples.brain_files import brain_splits, load_volume
+from trw_pipeline.examples.brain_files import TISSUES, brain_splits, load_volume
 from trw_pipeline.examples.training import TrainOptions, TrainResult
 from trw_pipeline.examples.volume_patches import TissueNet, random_patches
 from trw_pipeline.outputs.segmentation import OutputSegmentation
@@ -91,6 +91,7 @@ def train(options: BrainOptions, show: Callable[[str], None]) -> TrainResult:
     Raises:
         ValueError: see `training.check_options`.
     """
-    measured, folder = training.train("brain", options, partial(make_splits, options), BrainNet, 1e-2, show)
+    named = {"label": TISSUES}
+    measured, folder = training.train("brain", options, partial(make_splits, options), BrainNet, 1e-2, show, named)
     dice = measured["brain"]["test"]["tissue"]
     return TrainResult({"dice of grey matter": dice["dice 1"], "dice of white matter": dice["dice 2"]}, folder)

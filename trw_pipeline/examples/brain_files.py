@@ -18,8 +18,10 @@ from trw_pipeline.errors import MissingExtraError
 from trw_pipeline.examples.mnist_files import cache_folder
 from trw_pipeline.files import open_atomic
 
-NB_TISSUES = 3
-"""0 is neither, 1 grey matter, 2 white matter."""
+TISSUES = ("neither", "grey matter", "white matter")
+"""Names of the labels, from 0 on."""
+
+NB_TISSUES = len(TISSUES)
 
 STEP = 2
 """Every second voxel of a millimetre: the originals take 35 MB as float32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -135,6 +135,7 @@ def train(
     make_model: Callable[[], nn.Module],
     learning_rate: float,
     show: Callable[[str], None],
+    class_names: Mapping[str, Iterable[str]] | None = None,
 ) -> tuple[EpochHistory, Path]:
     """Trains by Adam, with a checkpoint after each epoch, and evaluates at the end.
 
@@ -145,6 +146,7 @@ def train(
         make_model: gives the model.
         learning_rate: of Adam.
         show: takes the path of the run folder, and the table of each epoch, as text.
+        class_names: feature with classes -> their names, from class 0 on; for pictures and reports. None: none has any.
 
     Returns:
         What the final evaluation measured, and the run folder.
@@ -159,6 +161,7 @@ def train(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     splits = make_splits()
+    mappings = {feature: _mapping(list(names)) for feature, names in (class_names or {}).items()}
     trainer = Trainer(
         callbacks_per_epoch_fn=lambda: [
             _TellFolder(example, options, show),
@@ -170,7 +173,7 @@ def train(
     try:
         _, result = trainer.fit(
             create_default_options(str(options.output), options.epochs, options.device),
-            inputs_fn=lambda: {example: splits},
+            inputs_fn=lambda: ({example: splits}, {example: {name: {"output_mappings": mappings} for name in splits}}),
             model_fn=lambda _: make_model(),
             optimizers_fn=partial(create_adam_optimizers_fn, learning_rate=learning_rate),
             run_prefix=example,
@@ -181,3 +184,7 @@ def train(
         for split in splits.values():
             split.close()
     return result["history"][-1], Path(result["options"]["workflow_options"]["current_logging_directory"])
+
+
+def _mapping(names: list[str]) -> dict[str, Any]:
+    return {"mapping": {name: number for number, name in enumerate(names)}, "mappinginv": dict(enumerate(names))}

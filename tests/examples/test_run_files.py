@@ -1,0 +1,149 @@
+"""What the examples leave in their run folders: every file that the default callbacks make of their data, opened."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from trw_pipeline.examples import brain, mnist
+from trw_pipeline.trainer import Trainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+EPOCHS = 2
+
+
+@dataclass
+class Finished:
+    folder: Path
+    figures: dict[str, float]
+    shown: str
+
+    def files(self, pattern: str) -> list[str]:
+        """Names below the run folder."""
+        return sorted(path.relative_to(self.folder).as_posix() for path in self.folder.glob(pattern) if path.is_file())
+
+    def text(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def rows(self) -> list[dict[str, str]]:
+        with (self.folder / "trainlog.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def finished(module, options, folder: Path) -> Finished:
+    """Trains where nobody has configured logging, as from the command line; here pytest has."""
+    shown: list[str] = []
+    logger = logging.getLogger("trw_pipeline")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        result = module.train(options(epochs=EPOCHS, nb_workers=0, output=folder), shown.append)
+    finally:
+        logger.setLevel(level)
+    return Finished(result.run_folder, dict(result.figures), "\n".join(shown))
+
+
+@pytest.fixture(scope="module")
+def mnist_run(tmp_path_factory):
+    """A hundred digits to train with, and as many to test."""
+    whole = mnist.make_splits
+
+    def few(options):
+        return {name: split.subsample(100) for name, split in whole(options).items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mnist, "make_splits", few)
+        yield finished(mnist, partial(mnist.MnistOptions, batch_size=32), tmp_path_factory.mktemp("mnist"))
+
+
+@pytest.fixture(scope="module")
+def brain_run(tmp_path_factory):
+    """Two patches of each volume."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(brain, "NB_PATCHES", 2)
+        yield finished(brain, brain.BrainOptions, tmp_path_factory.mktemp("brain"))
+
+
+@pytest.fixture(params=["mnist", "brain"])
+def run(request) -> Finished:
+    return request.getfixturevalue(f"{request.param}_run")
+
+
+def assert_picture(path: Path) -> None:
+    """It can be decoded, and not all of it has one colour."""
+    with Image.open(path) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert any(low < high for low, high in image.convert("RGB").getextrema()), path
+
+
+def test_every_picture_shows_something(run):
+    pictures = run.files("**/*.png")
+    assert pictures
+    for name in pictures:
+        assert_picture(run.folder / name)
+
+
+def test_nothing_is_empty_and_nothing_half_written(run):
+    for name in run.files("**/*"):
+        assert (run.folder / name).stat().st_size > 0, name
+        assert not name.endswith(".tmp")
+
+
+def test_the_log_has_a_row_for_each_epoch_and_tensorboard_the_same_numbers(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    rows = run.rows()
+    assert [row["epoch"] for row in rows] == ["0", "1"]
+    dataset, head = run.folder.name.removesuffix("_r0"), "digit" if "mnist" in run.folder.name else "tissue"
+    events = EventAccumulator(str(run.folder / "tensorboard"))
+    events.Reload()
+    for split in ("train", "test"):
+        column = f"{dataset}/{split}/{head}/loss"
+        logged = [float(row[column]) for row in rows]
+        assert [event.value for event in events.Scalars(column)] == pytest.approx(logged)
+
+
+def test_the_model_and_its_result_can_be_loaded(run):
+    model, result = Trainer.load_model(run.folder / "last.model", with_result=True)
+    assert type(model).__name__ in ("DigitNet", "BrainNet")
+    assert len(result["history"]) == EPOCHS + 1
+    last = float(run.rows()[-1][next(name for name in run.rows()[0] if name.endswith("test/overall_loss/loss"))])
+    (dataset,) = result["history"][-1]
+    assert result["history"][-1][dataset]["test"]["overall_loss"]["loss"] == pytest.approx(last)
+
+
+def test_the_history_is_plotted_metric_by_metric(mnist_run, brain_run):
+    assert mnist_run.files("history/*") == [
+        f"history/mnist_{name}.png" for name in ("digit_classification_error", "digit_loss", "overall_loss_loss")
+    ]
+    assert brain_run.files("history/*") == [
+        f"history/brain_{name}.png"
+        for name in ("overall_loss_loss", "tissue_dice", "tissue_dice_1", "tissue_dice_2", "tissue_loss")
+    ]
+
+
+def test_the_learning_rates_are_plotted(run):
+    assert run.files("lr_recorder/*") == [f"lr_recorder/{run.folder.name.removesuffix('_r0')}.png"]
+
+
+def test_the_summary_of_the_model_has_its_layers(mnist_run, brain_run):
+    """10 digits; 3 tissues: weights and biases as they are in the code."""
+    assert "digit: (32, 10)" in mnist_run.text("model_summary.txt")
+    assert "parameters: 206,922, trainable: 206,922" in mnist_run.text("model_summary.txt")
+    assert "tissue: (1, 3, 49, 31, 95)" in brain_run.text("model_summary.txt")
+    assert "parameters: 1,987, trainable: 1,987" in brain_run.text("model_summary.txt")
+
+
+def test_the_log_of_the_run_tells_where_and_what_and_of_no_trouble(run):
+    assert run.text("options.json")
+    assert json.loads(run.text("options.json"))["options"]["epochs"] == EPOCHS
+    assert not [line for line in run.text("trainer.txt").splitlines() if " WARNING " in line or " ERROR " in line]
