@@ -66,8 +66,7 @@ CALLBACKS = {
     "train_log": CallbackTrainLog,
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
 }
-SLOW = ("export_classification_report", "export_history")  # it draws
-SLOW = ("export_history", "learning_rate_finder", "learning_rate_recorder")  # they draw
+SLOW = ("export_classification_report", "export_history", "learning_rate_finder", "learning_rate_recorder")  # they draw
 every_callback = pytest.mark.parametrize(
     "create",
     [pytest.param(kind, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, kind in CALLBACKS.items()],
