@@ -110,9 +110,11 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     # What was killed needs a moment to be gone from the tables of the system; what runs on is still there then.
     _, left = psutil.wait_procs([child for child in our_children() if child not in children], timeout=2)
-    left_threads = [name for name in our_threads() if name not in threads]
-    # In /dev/shm another run of the tests may have a folder for a moment; what is ours does not go by itself.
+    # A thread that nobody waits for needs a moment too, where it was told to end; one that was not stays. In /dev/shm
+    # another run of the tests may have a folder for a moment; what is ours does not go by itself.
     deadline = time.monotonic() + 5
+    while (left_threads := [name for name in our_threads() if name not in threads]) and time.monotonic() < deadline:
+        time.sleep(0.02)
     while (left_files := our_files() - files) and time.monotonic() < deadline:
         time.sleep(0.02)
     for process in left:
