@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from trw_pipeline.errors import ClosedError as ClosedError
     from trw_pipeline.errors import CodecError as CodecError
     from trw_pipeline.errors import ExecutorError as ExecutorError
+    from trw_pipeline.errors import ExplanationError as ExplanationError
     from trw_pipeline.errors import FailedJobError as FailedJobError
     from trw_pipeline.errors import JobError as JobError
     from trw_pipeline.errors import JobTimeoutError as JobTimeoutError
@@ -71,6 +72,18 @@ if TYPE_CHECKING:
     from trw_pipeline.executors.job_executor import JobExecutor as JobExecutor
     from trw_pipeline.executors.result_slot import empty_result as empty_result
     from trw_pipeline.executors.worker_options import WorkerOptions as WorkerOptions
+    from trw_pipeline.explain.algorithms import ExplainableAlgorithm as ExplainableAlgorithm
+    from trw_pipeline.explain.algorithms import default_algorithm_args as default_algorithm_args
+    from trw_pipeline.explain.grad_cam import GradCam as GradCam
+    from trw_pipeline.explain.guided_backprop import GuidedBackprop as GuidedBackprop
+    from trw_pipeline.explain.integrated_gradients import IntegratedGradients as IntegratedGradients
+    from trw_pipeline.explain.meaningful_perturbation import MeaningfulPerturbation as MeaningfulPerturbation
+    from trw_pipeline.explain.meaningful_perturbation import (
+        default_information_removal_smoothing as default_information_removal_smoothing,
+    )
+    from trw_pipeline.explain.score import (
+        post_process_output_for_gradient_attribution as post_process_output_for_gradient_attribution,
+    )
     from trw_pipeline.files import create_or_recreate_folder as create_or_recreate_folder
     from trw_pipeline.files import safe_filename as safe_filename
     from trw_pipeline.nets.filters import FilterFixed as FilterFixed
@@ -196,15 +209,21 @@ _FILE_OF = {
     "CodecError": "errors",
     "Compression": "executors.compression",
     "ExecutorError": "errors",
+    "ExplainableAlgorithm": "explain.algorithms",
+    "ExplanationError": "errors",
     "FailedJobError": "errors",
     "Failure": "executors.failures",
     "FilterFixed": "nets.filters",
     "FilterGaussian": "nets.filters",
+    "GradCam": "explain.grad_cam",
+    "GuidedBackprop": "explain.guided_backprop",
+    "IntegratedGradients": "explain.integrated_gradients",
     "JobError": "errors",
     "JobTimeoutError": "errors",
     "JobExecutor": "executors.job_executor",
     "JobOptions": "sequences.job_options",
     "LossDiceMulticlass": "outputs.losses",
+    "MeaningfulPerturbation": "explain.meaningful_perturbation",
     "Metric": "outputs.metrics",
     "MetricAUROC": "outputs.classification_metrics",
     "MetricClassificationError": "outputs.classification_metrics",
@@ -263,7 +282,9 @@ _FILE_OF = {
     "classification_report": "reporting.classification_report",
     "confusion_matrix": "reporting.confusion_matrix",
     "create_or_recreate_folder": "files",
+    "default_algorithm_args": "explain.algorithms",
     "default_classification_metrics": "outputs.classification_metrics",
+    "default_information_removal_smoothing": "explain.meaningful_perturbation",
     "default_regression_metrics": "outputs.regression_metrics",
     "default_segmentation_metrics": "outputs.segmentation_metrics",
     "empty_result": "executors.result_slot",
@@ -302,6 +323,7 @@ _FILE_OF = {
     "plot_group_histories": "reporting.history_plot",
     "plot_roc": "reporting.roc",
     "model_summary": "nets.model_summary",
+    "post_process_output_for_gradient_attribution": "explain.score",
     "run_trainer_repeat": "repeat",
     "safe_filename": "files",
     "set_optimizer_learning_rate": "training.optimizers",

@@ -9,6 +9,7 @@
     │   ├── JobTimeoutError   a job took longer than it may; its worker was ended
     │   └── CodecError        an object can not be sent to, or back from, a worker
     ├── CheckpointError       a saved state does not fit, or is damaged
+    ├── ExplanationError      a way to explain does not fit the model; also a ValueError
     ├── NonFiniteLossError    a loss is NaN or infinite; also a FloatingPointError
     └── MissingExtraError     an optional library is absent; also an ImportError
 
@@ -104,6 +105,10 @@ class CheckpointError(TrwError):
 
 class NonFiniteLossError(TrwError, FloatingPointError):
     """A loss that is trained on is NaN or infinite; the message says where, of which head and of which samples."""
+
+
+class ExplanationError(TrwError, ValueError):
+    """A way to explain does not fit the model: it has no convolution for Grad-CAM, no ReLU to be guided, no image."""
 
 
 class MissingExtraError(TrwError, ImportError):

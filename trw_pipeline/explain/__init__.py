@@ -1,0 +1,1 @@
+"""Why the model said so."""
