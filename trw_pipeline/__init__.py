@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.defaults import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
+    from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision as CallbackExplainDecision
     from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory as CallbackExportBestHistory
     from trw_pipeline.callbacks.export_classification_report import (
         CallbackExportClassificationReport as CallbackExportClassificationReport,
@@ -194,6 +195,7 @@ _FILE_OF = {
     "CallbackExportBestHistory": "callbacks.export_best_history",
     "CallbackExportClassificationReport": "callbacks.export_classification_report",
     "CallbackExportConvolutionKernel": "callbacks.export_convolution_kernel",
+    "CallbackExplainDecision": "callbacks.explain_decision",
     "CallbackExportHistory": "callbacks.export_history",
     "CallbackLearningRateFinder": "callbacks.learning_rate_finder",
     "CallbackLearningRateRecorder": "callbacks.learning_rate_recorder",

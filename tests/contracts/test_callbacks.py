@@ -11,6 +11,7 @@ from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision
 from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
 from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
@@ -54,6 +55,7 @@ CALLBACKS = {
     "export_best_history": CallbackExportBestHistory,
     "export_classification_report": CallbackExportClassificationReport,
     "export_convolution_kernel": CallbackExportConvolutionKernel,
+    "explain_decision": functools.partial(CallbackExplainDecision, max_samples=1),
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
     "learning_rate_finder": functools.partial(CallbackLearningRateFinder, 3, 1e-3, 1e-1, 10.0),
     "learning_rate_recorder": CallbackLearningRateRecorder,
@@ -67,6 +69,11 @@ CALLBACKS = {
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
 }
 SLOW = ("export_classification_report", "export_history", "learning_rate_finder", "learning_rate_recorder")  # they draw
+SLOW = ("export_classification_report", "export_history")  # it draws
+SLOW = (
+    "explain_decision",
+    "export_history",
+)  # it draws
 every_callback = pytest.mark.parametrize(
     "create",
     [pytest.param(kind, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, kind in CALLBACKS.items()],

@@ -71,6 +71,26 @@ DOCUMENTED = {
         "target_class_name": None,
         "target_class": None,
     },
+    trw.CallbackExplainDecision: {
+        "max_samples": 10,
+        "dirname": "explained",
+        "dataset_name": None,
+        "split_name": None,
+        "algorithm": (
+            trw.ExplainableAlgorithm.MeaningfulPerturbations,
+            trw.ExplainableAlgorithm.GuidedBackPropagation,
+            trw.ExplainableAlgorithm.GradCAM,
+            trw.ExplainableAlgorithm.Gradient,
+            trw.ExplainableAlgorithm.IntegratedGradients,
+        ),
+        "output_name": None,
+        "nb_explanations": 1,
+        "algorithms_kwargs": SOMETHING,
+        "average_filters": True,
+    },
+    trw.CallbackExplainDecision.first_time: {"self": NEEDED, "datasets": NEEDED, "options": NEEDED},
+    trw.CallbackExplainDecision.find_output_name: {"outputs": NEEDED, "name": NEEDED},
+    trw.default_algorithm_args: {},
     trw.default_information_removal_smoothing: {"image": NEEDED, "blurring_sigma": 5, "blurring_kernel_size": 23},
 }
 

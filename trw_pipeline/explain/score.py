@@ -109,6 +109,23 @@ def default_output_name(outputs: Mapping[str, Any]) -> str:
     raise ValueError(f"none of the outputs {list(outputs)} is a classification or a segmentation: name one of them")
 
 
+def ranked_classes(output: torch.Tensor) -> torch.Tensor:
+    """Rank the classes of each sample by how much the model says so.
+
+    Args:
+        output: `(N, C)`, or `(N, C, ...)` of a segmentation.
+
+    Returns:
+        `(N, C)` int64, the class that is found first: by its output; in a segmentation by the number of points at which
+        it is found, where class 0, the background, comes behind all others that are found.
+    """
+    if output.dim() == 2:
+        return torch.argsort(output.detach(), dim=1, descending=True, stable=True)
+    counts = _at_points(output).flatten(2).sum(2)
+    counts[:, 0] = counts[:, 0].clamp(max=0.5)
+    return torch.argsort(counts, dim=1, descending=True, stable=True)
+
+
 def class_weights(output: torch.Tensor, target_class: TargetClass = None) -> torch.Tensor:
     """Choose the weights of a class in the score.
 
@@ -125,15 +142,13 @@ def class_weights(output: torch.Tensor, target_class: TargetClass = None) -> tor
         ValueError: a class is out of range, or there is not one for each sample.
     """
     nb_samples, nb_classes = output.shape[:2]
-    found = output.detach().argmax(1, keepdim=True)
-    at_points = torch.zeros_like(output, requires_grad=False).scatter_(1, found, 1.0)
-    classes = _found_classes(at_points) if target_class is None else _checked(target_class, nb_samples, nb_classes)
+    classes = ranked_classes(output)[:, 0] if target_class is None else _checked(target_class, nb_samples, nb_classes)
     of_class = torch.zeros(nb_samples, nb_classes, dtype=output.dtype, device=output.device)
     of_class = of_class.scatter_(1, classes.to(output.device)[:, None], 1.0)
     of_class = of_class.reshape(nb_samples, nb_classes, *[1] * (output.dim() - 2))
     if output.dim() == 2:
         return of_class
-    where = (at_points * of_class).sum(1, keepdim=True)
+    where = (_at_points(output) * of_class).sum(1, keepdim=True)
     is_nowhere = where.flatten(1).sum(1).reshape(-1, *[1] * (output.dim() - 1)) == 0
     return of_class * torch.where(is_nowhere, torch.ones_like(where), where)
 
@@ -143,11 +158,9 @@ def score(output: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (output * weights).flatten(1).sum(1)
 
 
-def _found_classes(at_points: torch.Tensor) -> torch.Tensor:
-    counts = at_points.flatten(2).sum(2) if at_points.dim() > 2 else at_points
-    if at_points.dim() > 2:
-        counts[:, 0] = counts[:, 0].clamp(max=0.5)  # below that of any other class that is found at all
-    return counts.argmax(1)
+def _at_points(output: torch.Tensor) -> torch.Tensor:
+    """1 at the class that is found at each point, else 0."""
+    return torch.zeros_like(output, requires_grad=False).scatter_(1, output.detach().argmax(1, keepdim=True), 1.0)
 
 
 def _checked(target_class: Any, nb_samples: int, nb_classes: int) -> torch.Tensor:
