@@ -1,5 +1,7 @@
 """A training that was broken off goes on as if nothing had happened, from any batch."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.errors import CheckpointError
+from trw_pipeline.sequences.sequence import SequenceArray
 from trw_pipeline.training.callback import Callback
 
 KINDS = {
@@ -164,6 +167,34 @@ def test_a_checkpoint_of_another_training_is_refused(changes, named, tmp_path):
         fit(tmp_path, KINDS["sequences"], break_at=9, seed=3)
     with pytest.raises(CheckpointError, match=named):
         fit(tmp_path, KINDS["sequences"], seed=3, resume=tmp_path / "default_r0", **changes)
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 4), (3, None), (None, 3)])
+@pytest.mark.parametrize("break_at", [9, None], ids=["broken off", "finished"])
+def test_another_seed_than_that_of_the_checkpoint_is_refused_before_anything_is_touched(
+    tmp_path, before, now, break_at
+):
+    """The rest would be of another order, and the log would not say so."""
+    with contextlib.suppress(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at, seed=before)
+    folder = tmp_path / "default_r0"
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=f"seed must be that of the training that goes on, {before}, got {now}"):
+        fit(tmp_path, KINDS["sequences"], seed=now, num_epochs=5, resume=folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+
+
+def test_a_split_of_other_features_is_refused_within_an_epoch(tmp_path):
+    def wider():
+        split = toy_resume.numbers(14)
+        split["x"] = split["x"].astype("float64")
+        train = SequenceArray(split).map(toy_resume.augment).batch(3).collate()
+        return {"d": {**KINDS["sequences"]()["d"], "train": train}}
+
+    with pytest.raises(Broken):
+        fit(tmp_path, KINDS["sequences"], break_at=2, seed=3)
+    with pytest.raises(CheckpointError, match=r"'x': float32 \(3,\), here they have .*'x': float64 \(3,\)"):
+        fit(tmp_path, wider, seed=3, resume=tmp_path / "default_r0")
 
 
 def plain_adam(datasets, model):

@@ -24,6 +24,7 @@ from trw_pipeline.training.arguments import (
     check_callbacks_fn,
     check_eval_every,
     check_functions,
+    check_seed,
     check_something_is_trained,
     checked_inputs,
     checked_losses,
@@ -180,7 +181,7 @@ class Trainer:
             resume: a checkpoint, or the folder of a run, whose newest checkpoint that is complete is taken: the
                 training goes on from there, in that folder, as if it had never stopped. A training that is finished,
                 with as many epochs as the options ask for or because it was stopped before, is loaded and nothing more.
-                Everything else must be given as it was.
+                Everything else must be given as it was; of that, what is cheap to compare is compared.
             isolate_callbacks: an error in a callback is logged, and the training goes on.
             clock: seconds that never run backwards; every time that is logged comes from it.
 
@@ -201,6 +202,7 @@ class Trainer:
         optimization = Optimization(accumulate, clip_norm, amp, ema)
         options = copy_options(options)
         checkpoint = None if resume is None else checkpoint_at(resume, options["training_parameters"]["num_epochs"])
+        check_seed(seed, checkpoint and checkpoint[1])
         folder = _run_folder(options, run_prefix, None if checkpoint is None else checkpoint[0])
         with _logging_to(folder / "trainer.txt"), seeded(seed), ExitStack() as ours:
             _logger.info("run folder %s", folder)
@@ -209,7 +211,7 @@ class Trainer:
             run = self._create_run(options, datasets, datasets_infos, model_fn, optimizers_fn)
             run.losses = checked_losses(loss_creator(datasets, losses_fn), datasets)
             run.optimization, run.training_step, run.nan_policy = optimization, step, nan_policy
-            run.isolate_callbacks, run.clock = isolate_callbacks, clock
+            run.isolate_callbacks, run.clock, run.seed = isolate_callbacks, clock, seed
             optimization.prepare(run.model, run.device)
             if checkpoint is not None and is_over(checkpoint[1], run.epochs):
                 restore(run, checkpoint[1])  # what it left

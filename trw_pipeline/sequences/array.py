@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -105,6 +106,13 @@ def _column(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.ndarray) else value
 
 
+def _kind_of_row(value: Any) -> str:
+    """Returns dtype and shape of a row, in memory or in a file, as array or as tensor; of a list that it is one."""
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(map(int, value.shape[1:]))}"
+
+
 def _row_of(column: Any, row: int) -> Any:
     """Returns what `_rows_of` does for one row of a list, a tensor or a file, in a third of the time."""
     if isinstance(column, list):
@@ -188,6 +196,10 @@ class ArrayIterator(SequenceIterator):
         """Returns the number of the next batch."""
         return self._number
 
+    @functools.cached_property
+    def _features(self) -> str:
+        return ", ".join(f"{name!r}: {_kind_of_row(value)}" for name, value in sorted(self._get.samples.items()))
+
     @property
     def _drawn_by(self) -> str:
         return f"{type(self._sampler).__name__}, batches of {self._sampler.get_batch_size()}"
@@ -197,6 +209,7 @@ class ArrayIterator(SequenceIterator):
         return {
             "stage": self.stage,
             "nb_samples": self._get.nb_samples,
+            "features": self._features,
             "sampler": self._drawn_by,
             "share": str(self.share),
             "seed": self._epoch.seed,
@@ -206,10 +219,17 @@ class ArrayIterator(SequenceIterator):
 
     def go_to(self, position: State) -> None:
         """Draws the order again and skips the indices already used, not the samples."""
-        self.check_position(position, nb_samples=int, sampler=str, share=str, seed=int, epoch=int, number=int)
+        self.check_position(
+            position, nb_samples=int, features=str, sampler=str, share=str, seed=int, epoch=int, number=int
+        )
         if position["nb_samples"] != self._get.nb_samples:
             raise CheckpointError(
                 f"the state was saved in an epoch of {position['nb_samples']} samples, here are {self._get.nb_samples}"
+            )
+        if position["features"] != self._features:
+            raise CheckpointError(
+                f"the state was saved in an epoch of samples with {position['features']}, here they have "
+                f"{self._features}"
             )
         if position["sampler"] != self._drawn_by:
             raise CheckpointError(

@@ -22,7 +22,7 @@ from trw_pipeline.sequences.watch import Watch
 from trw_pipeline.sequences.watched import Watched
 from trw_pipeline.typing import Item
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 class Recipe(Watched):
@@ -377,8 +377,9 @@ class EngineRecipe(Recipe):
         The chain has the seed of the state from now on, whatever it had before.
 
         Raises:
-            CheckpointError: the state is none of a sequence, or of another chain. One that was saved over another
-                number of samples is found out by the next `iter()`.
+            CheckpointError: the state is none of a sequence, or of another chain. One that was saved within an epoch of
+                another number of samples, or of features of other names, dtypes or shapes, is found out by the next
+                `iter()`; other data of the same kind is not, because to compare it all of it would have to be read.
         """
         if not isinstance(state, Mapping) or state.get("format") != STATE_FORMAT:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise CheckpointError(f"a state of a sequence in format {STATE_FORMAT} was expected, got {state!r:.100}")

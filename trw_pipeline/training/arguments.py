@@ -117,3 +117,9 @@ def checked_losses(losses: Mapping[str, LossFn], datasets: Datasets) -> Mapping[
     if missing:
         raise ValueError(f"loss_creator must return a loss function for each dataset, got none for {missing}")
     return losses
+
+
+def check_seed(seed: int | None, checkpoint: Mapping[str, Any] | None) -> None:
+    """Raises ValueError unless the training that goes on has the seed that it had, or there is none to go on with."""
+    if checkpoint is not None and checkpoint["seed"] != seed:
+        raise ValueError(f"seed must be that of the training that goes on, {checkpoint['seed']}, got {seed}")

@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 Checkpoint: TypeAlias = dict[str, Any]
 """Everything that a training needs to go on as if it had never stopped: see `capture`."""
 
-FORMAT = "trw_pipeline checkpoint 1"
+FORMAT = "trw_pipeline checkpoint 2"
 FOLDER = "checkpoints"
 _ARRAY = "__numpy__"
 _OUR_NAMES = re.compile(r"(last|final|epoch-\d+|best-\d+)\.pt")

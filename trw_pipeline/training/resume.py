@@ -32,7 +32,7 @@ def capture(run: Run, is_finished: bool = False) -> Checkpoint:
     | `optimizers`, `schedulers`, `scaler` | dataset -> name -> state; dataset -> list of states; state or None |
     | `epoch`, `batch_index` | epochs finished; batches finished of the split at work, or None between epochs |
     | `split` | what was measured of the epoch and the split at work; None between epochs |
-    | `random` | states of all global generators |
+    | `random`, `seed` | states of all global generators; the seed of the training or None |
     | `sequences` | dataset -> split -> `state_dict()`, for the splits that have it |
     | `history`, `counters` | the whole history; steps and samples so far |
     | `callbacks` | a list of (name of its class, `state_dict()`) |
@@ -66,6 +66,7 @@ def capture(run: Run, is_finished: bool = False) -> Checkpoint:
         "batch_index": None if run.place is None else run.batch_index,
         "split": None if run.place is None else _split_at_work(run, run.place),
         "random": random_states(),
+        "seed": run.seed,
         "sequences": _sequences(run),
         "history": run.history,
         "counters": {name: getattr(run, name) for name in _COUNTERS},

@@ -103,6 +103,7 @@ class Run:
         hooks: who is called when.
         clock: seconds that never run backwards; every time that is logged comes from it.
         log_dir: folder of this run, or None outside `fit`.
+        seed: of all that is random in the training, or None.
 
         history: one entry for each epoch begun; the newest fills up split by split.
         outputs: loss terms of the newest epoch, filling up split by split; None before the first.
@@ -164,6 +165,7 @@ class Run:
     hooks: HookTable = field(default_factory=create_hook_table)
     clock: Callable[[], float] = time.perf_counter
     log_dir: Path | None = None
+    seed: int | None = None
 
     history: History = field(default_factory=History)
     outputs: EpochOutputs | None = None
