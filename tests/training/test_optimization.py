@@ -360,7 +360,7 @@ def test_a_batch_whose_loss_has_nothing_to_divide_by_has_no_weight(denominators)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     optimization = Optimization(accumulate=3)
     for denominator, slope in zip(denominators, (2.0, 4.0, 8.0), strict=True):
-        optimization.take(denominator)
+        optimization.take(denominator, denominator)
         optimization.backward(weight * slope)
     expected = sum(d * s for d, s in zip(denominators, (2.0, 4.0, 8.0), strict=True)) / sum(denominators)
     optimization.step({"": optimizer})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from trw_pipeline.outputs.class_counts import NOT_A_CLASS
 from trw_pipeline.outputs.classification_metrics import default_classification_metrics
 from trw_pipeline.outputs.metrics import Metric
 from trw_pipeline.outputs.output import Criterion, StatefulMetric
@@ -36,12 +38,13 @@ class OutputClassification(OutputWithTarget):
 
     The loss of a batch is `loss_reduction(losses * weights) * loss_scaling`. Its history has `loss` and what the
     metrics give: `classification error` and, for outputs with two columns, `sensitivity` and `specificity`. All of
-    them are over the samples of the split, not over its batches.
+    them are over the samples of the split, not over its batches, and over those alone that have a class.
 
     Args:
         output: `(N, C)` floating, logits of C classes with the default criterion. In half precision, the criterion gets
             it in float32.
-        classes_name: feature of the batch with the true classes: `(N,)` int64, in [0, C).
+        classes_name: feature of the batch with the true classes: `(N,)` int64, in [0, C), or -100 for a sample without
+            a class, which neither loss nor metrics count. (A criterion gives 0 for it, as those of torch do.)
         criterion_fn: called without arguments, gives the criterion: (output, truth) -> losses `(N,)` or `(N, ...)`, not
             reduced. Default: the cross entropy of each sample, which needs two columns or more.
         collect_output: whether `output_raw`, `output` and `output_truth` are kept for the whole split. The default is
@@ -49,7 +52,8 @@ class OutputClassification(OutputWithTarget):
         collect_only_non_training_output: keep them, but not of batches that are trained on.
         metrics: each a `Metric`, or anything with `update`, `compute` and `reset`, such as those of torchmetrics: see
             `MetricStateful`. None is `default_classification_metrics()`. They ignore the weights.
-        loss_reduction: losses -> loss, a tensor without dimensions.
+        loss_reduction: losses -> loss, a tensor without dimensions. `torch.mean` is over the samples with a class; any
+            other has the zeros of those without, and the batch counts for all its samples.
         weight_name: feature of the batch with a weight for each sample, `(N,)`, or None. Axes of weights and losses
             line up from the left, the samples: weights `(N,)` weigh losses `(N, H, W)` sample by sample.
         loss_scaling: factor of the loss (and so of `loss` in the history), to balance several heads.
@@ -103,3 +107,6 @@ class OutputClassification(OutputWithTarget):
                 f"{tuple(raw.shape)}, got {target.dtype} of shape {tuple(target.shape)}"
             )
         return target
+
+    def _has_target(self, truth: Any) -> Any:
+        return truth != NOT_A_CLASS

@@ -75,7 +75,8 @@ class Output(ABC):
     loop gathers its loss terms. Over a split
 
     - tensors and arrays of shape `(N, ...)` are concatenated along the samples, lists are chained,
-    - numbers and tensors without dimensions are averaged, each weighted by the number of samples of its batch,
+    - numbers and tensors without dimensions are averaged, each weighted by the number of samples of its batch; `loss`
+      by `nb_judged`, if the term has it, the samples that it is a mean over: a number, or a tensor without dimensions,
     - `Totals` become those of the split, as they say,
     - of anything else, the head itself included, the value of the first batch is kept,
     - what is `fleeting` is not gathered.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from trw_pipeline.outputs.class_counts import NOT_A_CLASS
 from trw_pipeline.outputs.losses import classes_of_mask, cross_entropy_and_dice
 from trw_pipeline.outputs.metrics import Metric
 from trw_pipeline.outputs.output import Criterion, StatefulMetric
@@ -32,14 +34,15 @@ class OutputSegmentation(OutputWithTarget):
         output: `(N, C, d0, ..., dn)` floating, logits of C classes (class 0 is the background) with the default
             criterion. In half precision, the criterion gets it in float32.
         target_name: feature of the batch with the true classes: `(N, d0, ..., dn)` or `(N, 1, d0, ..., dn)`, any
-            integers, in [0, C). A point whose class is -100 counts neither for the default criterion nor the metrics.
+            integers, in [0, C). A point whose class is -100, and a sample of such points alone, counts neither for the
+            loss nor the metrics. (A criterion gives 0 for it, as the default and those of torch do.)
         criterion_fn: called without arguments, gives the criterion: (output, truth `(N, d0, ..., dn)` int64) -> losses
             `(N,)` or `(N, ...)`, not reduced. Default: of each sample, half the mean cross entropy of its points and
             half its `LossDiceMulticlass`.
         collect_only_non_training_output: where outputs are collected, not of batches that are trained on.
         metrics: each a `Metric`, or anything with `update`, `compute` and `reset`: see `MetricStateful`. None is
             `default_segmentation_metrics()`. They ignore the weights.
-        loss_reduction: losses -> loss, a tensor without dimensions.
+        loss_reduction: losses -> loss, a tensor without dimensions: see `OutputClassification`.
         weight_name: feature of the batch with a weight for each sample, `(N,)`, or None: see `OutputClassification`.
         loss_scaling: factor of the loss (and so of `loss` in the history), to balance several heads.
         collect_output: whether `output_raw`, `output` and `output_truth` are kept for the whole split: the memory of
@@ -81,3 +84,6 @@ class OutputSegmentation(OutputWithTarget):
 
     def _checked_truth(self, raw: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return classes_of_mask(raw, target, f"the mask {self.target_name!r}")
+
+    def _has_target(self, truth: Any) -> Any:
+        return truth != NOT_A_CLASS

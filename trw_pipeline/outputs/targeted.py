@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from trw_pipeline.outputs.metrics import Metric, as_metrics
@@ -18,10 +19,13 @@ class OutputWithTarget(Output):
     """A head that judges its output against a feature of the batch.
 
     The loss of a batch is `loss_reduction(losses * weights) * loss_scaling`, in float32 where the output has less. The
-    history has `loss` and what the metrics give, over the samples of the split, not over its batches.
+    history has `loss` and what the metrics give, over the samples of the split, not over its batches. Where a target
+    says that it is none, the mean is over the others, of a batch as of a split and of a group of batches.
 
     What the arguments mean is told by the heads that users make, first of all by `OutputClassification`.
     """
+
+    fleeting = ("nb_judged",)
 
     def __init__(
         self,
@@ -57,10 +61,11 @@ class OutputWithTarget(Output):
             is_training: whether the batch is trained on.
 
         Returns:
-            None if the target is absent and `maybe_optional`; else `loss` (with its graph), `losses` (weighted, not
-            scaled), `metrics`, `output_ref`, `uid` if the batch has it, and where outputs are collected `output_raw`,
-            `output` and `output_truth`, all `(N, ...)`. Where they are, `losses` has the shape that the criterion
-            gives; else `(N,)`, their mean by sample, so that no more than a number for each sample is kept.
+            None if the target is absent and `maybe_optional`; else `loss` (with its graph), `nb_judged` where that may
+            be fewer samples than there are, `losses` (weighted, not scaled), `metrics`, `output_ref`, `uid` if the
+            batch has it, and where outputs are collected `output_raw`, `output` and `output_truth`, all `(N, ...)`.
+            Where they are, `losses` has the shape that the criterion gives; else `(N,)`, their mean by sample, so that
+            no more than a number for each sample is kept.
 
         Raises:
             ValueError: the target or the weights are absent, or not a tensor of the right shape and dtype; or the
@@ -72,7 +77,7 @@ class OutputWithTarget(Output):
             return None
         truth = self._checked_truth(raw, self._tensor_of(batch, self.target_name))
         losses = self._losses(batch, raw, truth)
-        loss = self.loss_reduction(losses)
+        loss, nb_judged = self._reduced(losses, truth)
         raw, losses = raw.detach(), losses.detach()
         output = self.output_postprocessing(raw)
         if output.shape != truth.shape:
@@ -91,7 +96,11 @@ class OutputWithTarget(Output):
                 for name, summand in metric.measure(raw, output, truth).items()
             ),
         )
-        return term | {"output_raw": raw, "output": output, "output_truth": truth} if is_collected else term
+        if is_collected:
+            term |= {"output_raw": raw, "output": output, "output_truth": truth}
+        if nb_judged is not None:
+            term["nb_judged"] = nb_judged
+        return term
 
     def extract_history(self, outputs: Mapping[str, Any]) -> dict[str, float]:
         """Give `loss` and the figures of the metrics.
@@ -124,6 +133,31 @@ class OutputWithTarget(Output):
         Raises:
             ValueError: it does not fit the output.
         """
+
+    def _has_target(self, truth: Any) -> Any:
+        """Where the target is one, elsewhere the losses are 0: a mask, array or tensor as it is; None: everywhere."""
+        return None
+
+    def _reduced(self, losses: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, float | torch.Tensor | None]:
+        """The loss of the batch, and how many samples it is a mean over where that may be fewer than there are.
+
+        What a reduction of the user's makes of zeros only he knows.
+        """
+        loss = self.loss_reduction(losses)
+        # As an array, on the CPU, it takes a third of the time.
+        mask = self._has_target(truth.numpy() if truth.is_cpu else truth) if self.loss_reduction is torch.mean else None
+        if mask is None:
+            return loss, None
+        if losses.shape != truth.shape:  # a loss for each sample, of whatever points it has
+            mask = mask.reshape(len(truth), -1).any(1)
+        if isinstance(mask, torch.Tensor):
+            share = mask.count_nonzero() / mask.numel()
+            return loss / torch.where(share > 0, share, 1.0), share * len(truth)
+        nb_counted = np.count_nonzero(mask)
+        if nb_counted == mask.size:
+            return loss, None
+        share = nb_counted / mask.size
+        return loss / (share or 1.0), share * len(truth)
 
     def _tensor_of(self, batch: Batch, name: str) -> torch.Tensor:
         if name not in batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ class Gatherer(ABC):
     """What one value of a loss term becomes over a split."""
 
     @abstractmethod
-    def add(self, value: Any, nb_samples: int) -> None:
-        """Take in the value of one batch."""
+    def add(self, value: Any, nb_samples: float | torch.Tensor) -> None:
+        """Take in the value of one batch, which counts for so many samples."""
 
     def small(self) -> list[torch.Tensor]:
         """The few numbers that wait on the device, to be fetched together with those of all others."""
@@ -64,17 +65,23 @@ class Gatherer(ABC):
 
 
 class _Mean(Gatherer):
-    """A sample-weighted mean, summed in float64, so that a long split loses no digits.
+    """A sample-weighted mean, summed in float64, so that a long split loses no digits; NaN if nothing has a weight.
 
     Tensors are summed where they are; those on the CPU as numbers, which takes a third of the time.
     """
 
     def __init__(self) -> None:
-        self._weight = 0
+        self._weight = 0.0
         self._on_host = 0.0
         self._on_device: torch.Tensor | None = None
+        self._weight_on_device: torch.Tensor | None = None
 
-    def add(self, value: torch.Tensor | float, nb_samples: int) -> None:
+    def add(self, value: torch.Tensor | float, nb_samples: float | torch.Tensor) -> None:
+        if isinstance(nb_samples, torch.Tensor):
+            weight = nb_samples.to(precise_dtype(nb_samples))
+            self._on_device = _added(self._on_device, torch.as_tensor(value, device=weight.device).detach() * weight)
+            self._weight_on_device = _added(self._weight_on_device, weight)
+            return
         self._weight += nb_samples
         value = number_on_host(value)
         if not isinstance(value, torch.Tensor):
@@ -85,18 +92,21 @@ class _Mean(Gatherer):
             self._on_device.add_(value.detach(), alpha=nb_samples)
 
     def small(self) -> list[torch.Tensor]:
-        return [] if self._on_device is None else [self._on_device]
+        return [one for one in (self._on_device, self._weight_on_device) if one is not None]
 
     def read(self, small: list[np.ndarray]) -> float:
-        return (self._on_host + sum(float(value) for value in small)) / self._weight
+        numbers = [float(value) for value in small]
+        weight = self._weight + (numbers.pop() if self._weight_on_device is not None else 0.0)
+        return (self._on_host + sum(numbers)) / weight if weight else math.nan
 
     def state(self) -> Any:
-        return self._weight, self._on_host, self._on_device
+        return self._weight, self._on_host, self._on_device, self._weight_on_device
 
     def load(self, state: Any, like: Any) -> None:
-        self._weight, self._on_host, self._on_device = state
-        if self._on_device is not None and isinstance(like, torch.Tensor):
-            self._on_device = self._on_device.to(like.device)
+        self._weight, self._on_host, *sums = state
+        if isinstance(like, torch.Tensor):
+            sums = [one if one is None else one.to(like.device) for one in sums]
+        self._on_device, self._weight_on_device = sums
 
 
 class _Sum(Gatherer):
@@ -105,7 +115,7 @@ class _Sum(Gatherer):
     def __init__(self) -> None:
         self._sum: torch.Tensor | int | float | None = None
 
-    def add(self, value: torch.Tensor | int | float, nb_samples: int) -> None:
+    def add(self, value: torch.Tensor | int | float, nb_samples: float | torch.Tensor) -> None:
         if isinstance(value, torch.Tensor) and value.requires_grad:
             value = value.detach()
         if self._sum is None:
@@ -136,7 +146,7 @@ class _Totals(Gatherer):
         self._totals: dict[Any, Gatherer] = {}
         self._pending: dict[Any, Any] = {}  # states of those that have not come yet
 
-    def add(self, value: Totals, nb_samples: int) -> None:
+    def add(self, value: Totals, nb_samples: float | torch.Tensor) -> None:
         for name, summand in value.items():
             gatherer = self._totals.get(name)
             if gatherer is None:
@@ -164,7 +174,7 @@ class _Updates(Gatherer):
     def __init__(self, first: Update) -> None:
         self._metric = first.new_metric()
 
-    def add(self, value: Update, nb_samples: int) -> None:
+    def add(self, value: Update, nb_samples: float | torch.Tensor) -> None:
         with torch.no_grad():
             self._metric.update(*value.inputs)
 
@@ -210,7 +220,7 @@ class _Rows(Gatherer):
         self._capacity = 4 * max(1, len(first))
         self._rows = first.detach().new_empty((self._capacity, *self._row_shape))
 
-    def add(self, value: torch.Tensor, nb_samples: int) -> None:
+    def add(self, value: torch.Tensor, nb_samples: float | torch.Tensor) -> None:
         if value.shape[1:] != self._row_shape or value.dtype != self._dtype:
             raise ValueError(
                 f"the rows of {self._name} must fit those of the batches before, {tuple(self._row_shape)} "
@@ -246,7 +256,7 @@ class _Parts(Gatherer):
     def __init__(self) -> None:
         self._parts: list[Any] = []
 
-    def add(self, value: Any, nb_samples: int) -> None:
+    def add(self, value: Any, nb_samples: float | torch.Tensor) -> None:
         self._parts.append(value)
 
     def read(self, small: list[np.ndarray]) -> Any:
@@ -267,7 +277,7 @@ class _First(Gatherer):
     def __init__(self, first: Any) -> None:
         self._first = first
 
-    def add(self, value: Any, nb_samples: int) -> None:
+    def add(self, value: Any, nb_samples: float | torch.Tensor) -> None:
         pass
 
     def read(self, small: list[np.ndarray]) -> Any:
@@ -278,6 +288,10 @@ class _First(Gatherer):
 
     def load(self, state: Any, like: Any) -> None:
         pass
+
+
+def _added(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else total + more
 
 
 def gatherer_for(value: Any, name: str) -> Gatherer:

@@ -2,7 +2,9 @@
 
     history[epoch][dataset][split][output][metric] -> float
 
-Every split with samples has the output `overall_loss` with the metric `loss`, and every split that ran has `info`:
+Every split with samples has the output `overall_loss` with the metric `loss`, the mean of what was optimised over the
+samples that heads have judged (of several heads, in each batch, the one that judged most); NaN if none was. Every split
+that ran has `info`:
 
 | metric | meaning |
 |---|---|
@@ -67,6 +69,7 @@ class SplitMeter:
         loss: torch.Tensor | float,
         nb_samples: int,
         number: torch.Tensor | float | None = None,
+        nb_judged: float | torch.Tensor | None = None,
     ) -> None:
         """Take in one batch, without reading a value from the device.
 
@@ -76,13 +79,14 @@ class SplitMeter:
             nb_samples: samples in the batch, at least 1.
             number: what `number_on_host` gave for `loss`, if it was asked: most heads have that loss in their term too,
                 and it need not be read again.
+            nb_judged: samples that the loss is a mean over; None: all of the batch.
 
         Raises:
             ValueError: an output has a reserved name, or its rows do not fit those of the batches before.
         """
         self.nb_samples += nb_samples
         number = number_on_host(loss) if number is None else number
-        self._loss.add(number, nb_samples)
+        self._loss.add(number, nb_samples if nb_judged is None else nb_judged)
         for output, term in terms.items():
             gatherers = self._terms.get(output)
             if gatherers is None:
@@ -99,7 +103,8 @@ class SplitMeter:
                     gatherer = gatherers[name] = gatherer_for(value, f"{output!r}/{name!r}")
                     if name in self._pending.get(output, ()):
                         gatherer.load(self._pending[output].pop(name), value)
-                gatherer.add(number if value is loss else value, nb_samples)
+                weight = term.get("nb_judged", nb_samples) if name == "loss" else nb_samples
+                gatherer.add(number if value is loss else value, weight)
 
     def read(self) -> tuple[SplitOutputs, SplitHistory]:
         """Read the split.

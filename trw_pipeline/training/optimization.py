@@ -67,8 +67,8 @@ class Optimization:
         self._model: nn.Module = nn.Module()
         self._parameters: list[nn.Parameter] = []
         self._nominal = 0.0  # samples of a group, if all its batches were as large as the first
-        self._nb_samples = 0.0  # of the group so far
-        self._weight = 1.0
+        self._nb_samples: float | torch.Tensor = 0.0  # of the group so far
+        self._weight: float | torch.Tensor = 1.0
 
     def prepare(self, model: nn.Module, device: torch.device) -> None:
         """Makes the precision, the gradient scaler and the average of the weights, where they are asked for."""
@@ -93,20 +93,21 @@ class Optimization:
         """Whether the group is full."""
         return self.nb_waiting >= self.accumulate
 
-    def take(self, nb_samples: float) -> None:
+    def take(self, nb_samples: float | torch.Tensor, nb_nominal: float) -> None:
         """Takes a batch into the group: the losses that follow are of so many samples.
 
         A loss with a denominator of its own (the pixels of a mask, a sum of weights) takes that instead; if it is 0,
-        the batch has no weight.
+        the batch has no weight. As a tensor it is not read. `nb_nominal` is the number of the like that keeps gradients
+        in their range until the step.
         """
         self.nb_waiting += 1
-        self._nb_samples += nb_samples
-        self._nominal = self._nominal or nb_samples * self.accumulate
+        self._nb_samples = self._nb_samples + nb_samples
+        self._nominal = self._nominal or nb_nominal * self.accumulate
         self._weight = nb_samples / self._nominal if self._nominal else 0.0
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss of the batch taken last."""
-        if self._weight != 1.0:
+        if isinstance(self._weight, torch.Tensor) or self._weight != 1.0:
             loss = loss * self._weight
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -117,8 +118,8 @@ class Optimization:
         if self.scaler is not None:
             for optimizer in optimizers.values():
                 self.scaler.unscale_(optimizer)
-        factor = self._nominal / self._nb_samples if self._nb_samples else 1.0
-        if factor != 1.0:
+        factor = self._nominal_share()
+        if isinstance(factor, torch.Tensor) or factor != 1.0:
             for gradient in _gradients(optimizers.values()):
                 gradient.mul_(factor)
         if self.clip_norm is not None:
@@ -135,6 +136,13 @@ class Optimization:
         if self.average is not None and stepped:
             self.average.update_parameters(self._model)
         return stepped
+
+    def _nominal_share(self) -> float | torch.Tensor:
+        """By which gradients of a nominal group become those of this one; of a group of no samples they are 0."""
+        nb_samples = self._nb_samples
+        if isinstance(nb_samples, torch.Tensor):
+            return torch.where(nb_samples > 0, self._nominal / nb_samples, 1.0)
+        return self._nominal / nb_samples if nb_samples else 1.0
 
     def _step_each(self, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
         """With a scaler none steps whose gradients overflowed; to ask the scale instead would stop the device."""

@@ -242,17 +242,20 @@ class Run:
             self.model.load_state_dict(average.module.state_dict())
             self.is_averaged = True
 
-    def backward(self, loss: torch.Tensor, nb_samples: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, nb_samples: float | torch.Tensor | None = None) -> None:
         """Add the gradients of a loss of this batch; a batch may have several losses.
 
         Args:
             loss: a tensor without dimensions, a mean over the samples of the batch.
             nb_samples: what the batch counts for among those of its step: its samples, or the denominator that the loss
-                has instead. Counted once a batch.
+                has instead; a tensor without dimensions is not read. Counted once a batch.
         """
         if not self.batch_counted:
             self.batch_counted = True
-            self.optimization.take(len_batch(self.batch) if nb_samples is None else nb_samples)
+            nb_samples = len_batch(self.batch) if nb_samples is None else nb_samples
+            self.optimization.take(
+                nb_samples, len_batch(self.batch) if isinstance(nb_samples, torch.Tensor) else nb_samples
+            )
         self.optimization.backward(loss)
         self.fire("on_backward_end")
 

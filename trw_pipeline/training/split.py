@@ -6,6 +6,7 @@ batch of a split no value of a tensor is read on the host, so the device never w
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -98,7 +99,8 @@ def judge(run: Run) -> None:
     """
     nb_samples, loss = forward(run)
     run.fire("on_loss")
-    run.meter.add(run.terms, run.loss, nb_samples, loss)  # after the hook, so that one can tell judging from gathering
+    # After the hook, so that one can tell judging from gathering.
+    run.meter.add(run.terms, run.loss, nb_samples, loss, _nb_judged(run, nb_samples))
 
 
 def supervised(run: Run) -> None:
@@ -115,12 +117,13 @@ def supervised(run: Run) -> None:
     """
     nb_samples, loss = forward(run)
     is_sound = _is_sound(run, loss)
+    nb_judged = _nb_judged(run, nb_samples)
     if is_sound:
-        run.meter.add(run.terms, run.loss, nb_samples, loss)
+        run.meter.add(run.terms, run.loss, nb_samples, loss, nb_judged)
         run.nb_samples += nb_samples
     run.fire("on_loss")
     if is_sound and isinstance(run.loss, torch.Tensor):  # a number: no head had a loss, so nothing is to be optimised
-        run.backward(run.loss, nb_samples)
+        run.backward(run.loss, nb_judged)
         if run.is_step_due:
             run.step()
 
@@ -144,6 +147,23 @@ def forward(run: Run) -> tuple[int, torch.Tensor | float]:
             f"the loss of {run.dataset}/{run.split} must be a tensor without dimensions, got shape {tuple(loss.shape)}"
         )
     return nb_samples, number_on_host(loss)
+
+
+def _nb_judged(run: Run, nb_samples: int) -> float | torch.Tensor:
+    """Of how many samples the loss is a mean: as many as the head that judged most of them; without reading a tensor.
+
+    Exact where one head has a loss, or all judge the same samples. For several that do not, no single number is.
+    """
+    with_loss = [term for term in run.terms.values() if "loss" in term]
+    if not with_loss or not all("nb_judged" in term for term in with_loss):
+        return nb_samples
+    return functools.reduce(_greater, [term["nb_judged"] for term in with_loss])
+
+
+def _greater(one: float | torch.Tensor, other: float | torch.Tensor) -> float | torch.Tensor:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
+    return max(one, other)
 
 
 def _is_sound(run: Run, loss: torch.Tensor | float) -> bool:
