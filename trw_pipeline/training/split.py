@@ -9,22 +9,22 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
-from trw_pipeline.errors import CheckpointError, NonFiniteLossError
+from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.nets.mode import in_mode
 from trw_pipeline.outputs.output import LossTerm, Output
+from trw_pipeline.training.arrivals import arrivals, length_of
 from trw_pipeline.training.finite import Place, losses_of, told_uids
 from trw_pipeline.training.gathering import number_on_host
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
-from trw_pipeline.training.randomness import random_states, set_random_states
+from trw_pipeline.training.randomness import random_states
 from trw_pipeline.training.run import Run, SplitPlace
 from trw_pipeline.typing import Batch, Split, default_sample_uid_name
 
@@ -63,7 +63,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
     with in_mode(run.split_model or run.model, run.training), torch.set_grad_enabled(run.training):
         run.fire("on_split_start")
         try:
-            with closing(_arrivals(run, split, point)) as batches:
+            with closing(arrivals(run, split, point)) as batches:
                 _every_batch(run, batches, step)
             if run.training and run.nb_micro_batches:
                 run.step()  # what is left where nobody knew that no batch would follow
@@ -200,7 +200,7 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
     """Begin the split anew, or where a checkpoint says; returns that."""
     point, run.resume_point = run.resume_point, None
     run.meter = SplitMeter()
-    run.num_batches = _length(split)
+    run.num_batches = length_of(split)
     run.batch_index = 0
     run.wait_s = 0.0
     run.split_stopped = False
@@ -242,66 +242,6 @@ def _every_batch(run: Run, batches: Iterable[Any], step: Step) -> None:
         run.batch_index += 1
         if run.split_stopped:
             break
-
-
-def _arrivals(run: Run, split: Split, point: Mapping[str, Any] | None) -> Generator[Any, None, None]:
-    """The batches of a split; the time inside `iter` and `next` is what the loop waited for data.
-
-    As a generator it turns a StopIteration of `iter(split)` into a RuntimeError by itself.
-    """
-    asked = run.clock()
-    iterator = _opened(split, point)
-    run.wait_s += run.clock() - asked
-    place = run.place
-    if place is not None:
-        place.iterator = iterator
-    is_exhausted = False
-    try:
-        while True:
-            if place is not None and run.batch_index != run.num_batches:  # else the split is over
-                place.note()
-                run.is_between_batches = True
-                for at_boundary in run.at_boundaries:
-                    at_boundary(run)
-            asked = run.clock()  # not before: a checkpoint that is written here is no data to wait for
-            try:
-                batch = next(iterator)
-            except StopIteration:
-                is_exhausted = True
-                return
-            finally:
-                run.wait_s += run.clock() - asked
-            yield batch
-    finally:
-        run.is_between_batches = False
-        if place is not None and not is_exhausted:
-            place.keep(split)
-        # A split that is its own iterator was opened by somebody else, who may want to go on with it.
-        close = getattr(iterator, "close", None)
-        if iterator is not split and close is not None:
-            close()
-
-
-def _opened(split: Split, point: Mapping[str, Any] | None) -> Iterator[Any]:
-    """Open a split; where a checkpoint was made within it, behind the batches that are done.
-
-    A split with a state of its own goes there by itself. Any other is opened with the generators as they were, so that
-    it is shuffled as it was, and its first batches are thrown away.
-    """
-    if point is None:
-        return iter(split)
-    if not hasattr(split, "load_state_dict"):
-        set_random_states(point["random"])
-    iterator = iter(split)
-    if not hasattr(split, "load_state_dict"):
-        for number in range(point["batch_index"]):
-            if next(iterator, None) is None:
-                raise CheckpointError(
-                    f"the checkpoint was made after {point['batch_index']} batches of {point['dataset']}/"
-                    f"{point['split']}, which has {number} now"
-                )
-    set_random_states(point["random_now"])
-    return iterator
 
 
 def _prepared(run: Run) -> Batch:
@@ -391,13 +331,3 @@ def _check_complete(run: Run, split: Split) -> None:
             f"the split {name} has a length of {run.num_batches} batches and ended after {run.batch_index}: the length "
             f"is wrong, or a StopIteration escaped from its data"
         )
-
-
-def _length(split: Split) -> int | None:
-    """The batches of a split, where it knows them; what a loader says of an iterable dataset is a guess."""
-    if isinstance(split, DataLoader) and isinstance(split.dataset, IterableDataset):
-        return None
-    try:
-        return len(cast("Any", split))
-    except TypeError:
-        return None
