@@ -159,7 +159,8 @@ class _Totals(Gatherer):
         return [tensor for gatherer in self._totals.values() for tensor in gatherer.small()]
 
     def read(self, small: list[np.ndarray]) -> dict[Any, Any]:
-        return read_each(self._totals, iter(small))
+        left = {name: _value_of_state(state) for name, state in self._pending.items()}
+        return left | read_each(self._totals, iter(small))
 
     def state(self) -> Any:
         return [*self._pending.items(), *((name, gatherer.state()) for name, gatherer in self._totals.items())]
@@ -182,7 +183,7 @@ class _Updates(Gatherer):
         return to_value(self._metric.compute())
 
     def state(self) -> Any:
-        """Of a metric of torchmetrics all its states; of any other what its `state_dict` gives.
+        """Of a metric of torchmetrics all its states; of any other what its `state_dict` gives; and what it computes.
 
         Raises:
             TypeError: it can not tell its state.
@@ -192,14 +193,14 @@ class _Updates(Gatherer):
             states = self._metric.state_dict()  # pyright: ignore[reportAttributeAccessIssue]
         if states is None:
             raise TypeError(f"the metric {type(self._metric).__name__} has no state_dict: its state can not be saved")
-        return states
+        return {"states": states, "value": to_value(self._metric.compute())}
 
     def load(self, state: Any, like: Any) -> None:
         device = like.inputs[0].device
         if not hasattr(self._metric, "metric_state"):
-            self._metric.load_state_dict(state)  # pyright: ignore[reportAttributeAccessIssue]
+            self._metric.load_state_dict(state["states"])  # pyright: ignore[reportAttributeAccessIssue]
             return
-        for name, value in state.items():
+        for name, value in state["states"].items():
             of_device = [one.to(device) for one in value] if isinstance(value, list) else value.to(device)
             setattr(self._metric, name, of_device)
         self._metric._update_count = 1  # pyright: ignore[reportAttributeAccessIssue] (else `compute` warns)
@@ -311,6 +312,11 @@ def _gatherer_for_summand(summand: Summand, name: str) -> Gatherer:
     if isinstance(summand, Rows):
         return _Rows(summand.values, name)
     return _Updates(summand) if isinstance(summand, Update) else _Sum()
+
+
+def _value_of_state(state: Any) -> Any:
+    """The value of a summand of which no batch had more since its state was saved."""
+    return state["value"] if isinstance(state, Mapping) else to_value(state)
 
 
 def _value_of(summand: Summand) -> Any:
