@@ -5,11 +5,13 @@ import os
 
 import pytest
 import torch
+from toy_resume import Breaks, Broken
 from toy_trainer import SCORE as PATH
-from toy_trainer import Scores, fitting_in, trainer
+from toy_trainer import Scores, batches, fitting_in, trainer
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.training.callback import Callback
+from trw_pipeline.training.checkpoint import save_checkpoint
 
 
 def files_after(tmp_path, checkpoint, values=(0,) * 4, **arguments):
@@ -153,3 +155,33 @@ def test_a_split_that_can_not_tell_its_position_is_told_of_once(tmp_path, caplog
 def test_wrong_arguments_are_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         CallbackCheckpoint(**arguments)
+
+
+@pytest.mark.parametrize("resumed_times", [1, 2])
+def test_after_a_resume_no_checkpoint_is_written_before_its_steps_are_made(tmp_path, monkeypatch, resumed_times):
+    made = []
+
+    def noting(checkpoint, path):
+        made.append((path.name, checkpoint["counters"]["nb_steps"]))
+        save_checkpoint(checkpoint, path)
+
+    monkeypatch.setattr("trw_pipeline.callbacks.checkpoint.save_checkpoint", noting)
+    data = {"train": batches(20), "valid": batches(2)}  # ten steps, and two evaluations of one batch
+    resume = {}
+    for break_at in [5] + [2] * (resumed_times - 1):
+        with pytest.raises(Broken):
+            fitting_in(tmp_path)(
+                trainer(Breaks(break_at), CallbackCheckpoint(every_n_steps=4)), inputs=lambda: {"d": data}, **resume
+            )
+        resume = {"resume": tmp_path / "default_r0"}
+    assert made == [("last.pt", 4)]
+    made.clear()
+    fitting_in(tmp_path)(trainer(CallbackCheckpoint(every_n_steps=4)), inputs=lambda: {"d": data}, **resume)
+    assert made == [
+        ("last.pt", 8),
+        ("epoch-0.pt", 10),
+        ("last.pt", 14),
+        ("last.pt", 18),
+        ("epoch-1.pt", 20),
+        ("final.pt", 20),
+    ]

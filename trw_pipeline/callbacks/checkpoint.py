@@ -81,12 +81,12 @@ class CallbackCheckpoint(Callback):
         self.every_n_steps = every_n_steps
         self._signals: SignalWatch | None = None
         self._folder = Path()
+        self._steps_at_last: int | None = None  # of the newest checkpoint
         self._begin()
 
     def _begin(self) -> None:
         self._best: float | None = None
         self._kept: dict[str, list[int]] = {"epoch": [], "best": []}  # epochs with a file, oldest first
-        self._steps_at_last = 0
         self._is_told = False
 
     def on_fit_start(self, run: Run) -> None:
@@ -97,13 +97,15 @@ class CallbackCheckpoint(Callback):
         self._folder = run.log_dir / FOLDER
         self._folder.mkdir(exist_ok=True)
         remove_leftovers(self._folder)
-        self._steps_at_last = run.nb_steps
+        self._steps_at_last = None  # until the first boundary: a resume has put the steps back then
         self._signals = SignalWatch(run)
         self._signals.start()
         run.keeps_place = True
         run.at_boundaries += [self._signals.check, self._between_batches]
 
     def _between_batches(self, run: Run) -> None:
+        if self._steps_at_last is None:
+            self._steps_at_last = run.nb_steps
         if self.every_n_steps is None or run.place is None or run.nb_steps - self._steps_at_last < self.every_n_steps:
             return
         self._steps_at_last = run.nb_steps
