@@ -78,16 +78,25 @@ def test_as_much_memory_is_taken_after_100_steps_as_after_10(tmp_path):
 
 def test_the_device_waits_for_nobody_between_the_batches_of_a_split(tmp_path):
     """T14: whatever makes the host wait for the device is an error meanwhile."""
+    watched = []
 
     class Forbids(Callback):
         def on_batch_start(self, run):
             torch.cuda.set_sync_debug_mode("error" if run.batch_index > 1 else "default")
 
         def on_batch_end(self, run):
+            if torch.cuda.get_sync_debug_mode() == 2:  # "error"
+                watched.append((run.epoch, run.is_final, run.split, run.batch_index))
             torch.cuda.set_sync_debug_mode("default")
 
     pinned = [{name: value.pin_memory() for name, value in batch.items()} for batch in batches(20, 2)]
+    for batch in pinned:
+        batch["truth"][0] = -100  # of no class: how many there are is not asked either
+    inputs = {"train": pinned, "valid": pinned}
     try:
-        fit(tmp_path, "cuda", Forbids(), inputs=lambda: {"d": {"train": pinned, "valid": pinned}})
+        fit(tmp_path, "cuda", Forbids(), inputs=lambda: {"d": inputs})
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    # Of ten batches eight: in two epochs and the final evaluation, of two splits each.
+    entries = [(0, False), (1, False), (2, True)]
+    assert watched == [(*entry, split, number) for entry in entries for split in inputs for number in range(2, 10)]
