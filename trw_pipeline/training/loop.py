@@ -166,31 +166,33 @@ def epoch_train_eval(
     """
     device = options["workflow_options"]["device"]
     train_split = options["workflow_options"]["train_split"]
-    callbacks = (callbacks_per_batch, callbacks_per_batch_loss_terms)
+    of_epoch = run or Run(model, device)
+
+    def result_of(dataset: str, name: str, split: Split, optimizer: Any) -> SplitResult | None:
+        if not of_epoch.has_reached(dataset, name):
+            return _done(of_epoch, dataset, name)
+        if optimizer is None and not run_eval:
+            return None
+        if run is not None and hasattr(split, "set_epoch"):
+            cast("Any", split).set_epoch(run.epoch)
+        where = (device, dataset, name, split)
+        how = (losses[dataset], history, callbacks_per_batch, callbacks_per_batch_loss_terms)
+        if optimizer is None:
+            return eval_loop_fn(*where, of_epoch.judged(model), *how, **run_keyword(eval_loop_fn, of_epoch))
+        return train_loop_fn(*where, optimizer, model, *how, **run_keyword(train_loop_fn, of_epoch))
+
     outputs: EpochOutputs = {}
     epoch: EpochHistory = {}
-    of_epoch = run or Run(model, device)
     trained: list[Schedule] = []
     for dataset_name, dataset in datasets.items():
         optimizer = (optimizers or {}).get(dataset_name)
         schedules = schedules_of(schedulers, dataset_name)
         of_epoch.step_schedules = [schedule for schedule in schedules if schedule.every == "step"]
         for split_name, split in dataset.items():
-            if not of_epoch.has_reached(dataset_name, split_name):
-                _take_done(of_epoch, dataset_name, split_name, outputs, epoch)
-                continue
-            where = (device, dataset_name, split_name, split)
-            is_training = split_name == train_split and optimizer is not None
-            if not is_training and not run_eval:
-                continue
-            if run is not None and hasattr(split, "set_epoch"):
-                cast("Any", split).set_epoch(run.epoch)
-            common = (model if is_training else of_epoch.judged(model), losses[dataset_name], history, *callbacks)
-            if is_training:
-                result = train_loop_fn(*where, optimizer, *common, **run_keyword(train_loop_fn, of_epoch))
-            else:
-                result = eval_loop_fn(*where, *common, **run_keyword(eval_loop_fn, of_epoch))
-            outputs.setdefault(dataset_name, {})[split_name], epoch.setdefault(dataset_name, {})[split_name] = result
+            result = result_of(dataset_name, split_name, split, optimizer if split_name == train_split else None)
+            if result is not None:
+                outputs.setdefault(dataset_name, {})[split_name] = result[0]
+                epoch.setdefault(dataset_name, {})[split_name] = result[1]
         if optimizer is not None and train_split in dataset:
             trained += schedules
             if of_epoch.resume_point is None:  # else they stepped before the checkpoint was made
@@ -243,13 +245,13 @@ def trainer_callbacks_per_batch(dataset_name: str, split_name: str, batch: Batch
             batch[name] = value(batch)
 
 
-def _take_done(run: Run, dataset: str, split: str, outputs: EpochOutputs, epoch: EpochHistory) -> None:
-    """Take over what a split gave before the checkpoint was made from which the training goes on."""
+def _done(run: Run, dataset: str, split: str) -> SplitResult | None:
+    """What a split gave before the checkpoint was made from which the training goes on; None: it did not run."""
     assert run.resume_point is not None, "else there is nothing before it"
     history: EpochHistory = run.resume_point["history"]
-    if split in history.get(dataset, {}):
-        epoch.setdefault(dataset, {})[split] = history[dataset][split]
-        outputs.setdefault(dataset, {})[split] = run.resume_point["outputs"].get(dataset, {}).get(split, {})
+    if split not in history.get(dataset, {}):
+        return None
+    return run.resume_point["outputs"].get(dataset, {}).get(split, {}), history[dataset][split]
 
 
 def _step(schedules: Iterable[Schedule], epoch: EpochHistory | None = None, has_all_splits: bool = False) -> None:
