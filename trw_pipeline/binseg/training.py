@@ -106,8 +106,6 @@ def run(
         return
     _prepare(Path(output_folder), model, criterion, device, arguments)
     log_path = Path(output_folder) / "trainlog.csv"
-    judged_with = {} if valid_loader is None else {"valid": valid_loader}
-    judged_with |= {f"xval@{number}": loader for number, loader in enumerate(extra_valid_loaders or (), 1)}
     fields, lowest, total_time_s = read_log(log_path)
     with log_path.open("a", encoding="utf-8", newline="") as logfile, _monitor(monitoring_interval, device) as monitor:
         # Where the training goes on elsewhere, or with other loaders, the log keeps its columns.
@@ -121,10 +119,7 @@ def run(
         for epoch in range(start + 1, max_epoch + 1):
             monitor.begin()
             loss = train_epoch(data_loader, model, optimizer, device, criterion, batch_chunk_count)
-            losses = {
-                name: validate_epoch(loader, model, device, criterion, name) for name, loader in judged_with.items()
-            }
-            valid_loss = losses.pop("valid", None)
+            valid_loss, extra_losses = _validated(model, valid_loader, extra_valid_loaders, device, criterion)
             resources = _logged(monitor.end())
             now = clock()
             epoch_s, before = now - before, now  # with the checkpoints of the epoch before
@@ -132,16 +127,11 @@ def run(
             eta_s = epoch_s * (max_epoch - epoch)
             # Before the scheduler, because the row tells the rate of this epoch; and before the checkpoint, so that
             # there are the rows of whatever a training goes on from.
-            extra_losses = list(losses.values())
             write_log_info(
                 epoch, total_time_s, eta_s, loss, valid_loss, extra_losses, optimizer, writer, logfile, resources
             )
             os.fsync(logfile.fileno())
-            if isinstance(scheduler, ReduceLROnPlateau):
-                assert valid_loss is not None  # there is a loader to validate with
-                scheduler.step(valid_loss)
-            elif scheduler is not None:
-                scheduler.step()
+            _step(scheduler, valid_loss)
             state = {**arguments, "random": random_states()}
             lowest = checkpointer_process(checkpointer, checkpoint_period, valid_loss, lowest, state, epoch, max_epoch)
 
@@ -158,6 +148,27 @@ def _prepare(
     _, nb_parameters = save_model_summary(folder, model)
     static_information_to_csv(folder / "constants.csv", device, nb_parameters)
     check_exist_logfile(folder / "trainlog.csv", arguments)
+
+
+def _validated(
+    model: nn.Module,
+    valid_loader: Loader | None,
+    extra_valid_loaders: Sequence[Loader] | None,
+    device: torch.device,
+    criterion: Criterion,
+) -> tuple[float | None, list[float]]:
+    """Returns the loss of the loader to validate with, if there is one, and those of the others."""
+    loss = None if valid_loader is None else validate_epoch(valid_loader, model, device, criterion, "valid")
+    extra = enumerate(extra_valid_loaders or (), 1)
+    return loss, [validate_epoch(loader, model, device, criterion, f"xval@{number}") for number, loader in extra]
+
+
+def _step(scheduler: Any, valid_loss: float | None) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        assert valid_loss is not None  # there is a loader to validate with
+        scheduler.step(valid_loss)
+    elif scheduler is not None:
+        scheduler.step()
 
 
 def _monitor(interval_s: float, device: torch.device) -> closing[ResourceMonitor]:
