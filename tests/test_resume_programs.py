@@ -100,7 +100,7 @@ def test_a_training_that_is_killed_at_random_goes_on_to_the_same_end(
     checkpoint = f"every_n_steps={1 + kill_round % 3}"
     expected = finished(program, tmp_path / "whole", nb_workers, checkpoint)
     generator = random.Random(3 * kill_round + nb_workers)
-    folder, words = tmp_path / "killed", []
+    folder, words, nb_killed = tmp_path / "killed", [], 0
     # Each trial goes on with what the one before has left; so they come one after the other.
     for trial in range(7):
         if list(folder.glob("default_r*/checkpoints/final.pt")):
@@ -111,8 +111,10 @@ def test_a_training_that_is_killed_at_random_goes_on_to_the_same_end(
         moment = (words[-1], generator.uniform(0, 0.05))
         (ended,) = programs_ended_by(source(folder, nb_workers, checkpoint), signal.SIGKILL, [moment])
         assert ended.code in (0, -signal.SIGKILL), ended.errors  # 0: it was faster
+        nb_killed += ended.code != 0
     check_same(expected, finished(program, folder, nb_workers, checkpoint))
-    logging.getLogger(__name__).info("%d workers, %s, killed at batches %s", nb_workers, checkpoint, words)
+    told = "%d workers, %s, %d killed, by batches %s"
+    logging.getLogger(__name__).info(told, nb_workers, checkpoint, nb_killed, words)
 
 
 @pytest.mark.timeout(400)
