@@ -104,7 +104,7 @@ class CheckpointError(TrwError):
 
 
 class NonFiniteLossError(TrwError, FloatingPointError):
-    """A loss that is trained on is NaN or infinite; the message says where, of which head and of which samples."""
+    """A loss that is trained on, or a weight, is NaN or infinite; the message says where, of which head and samples."""
 
 
 class ExplanationError(TrwError, ValueError):

@@ -170,9 +170,12 @@ class Trainer:
             ema: decay of an exponential moving average of the weights, or None. With it, evaluations are those of the
                 average, and so is the model that is there after the last epoch.
             nan_policy: what becomes of a batch that is trained on whose loss is NaN or infinite: "raise"
-                `NonFiniteLossError`; "skip" it, counted nowhere; or "stop" the training at the end of the epoch. Its
-                gradients do not reach the weights, but on an accelerator, where only "skip" makes the device wait for
-                the answer at every batch.
+                `NonFiniteLossError`; "skip" it, counted nowhere; "stop" the training at the end of the epoch; or
+                "revert": weights, optimizers and schedulers go back to where they were when the split began, and the
+                training goes on with the next batch (a copy of them is kept). Its gradients do not reach the weights,
+                but on an accelerator, where only "skip" and "revert" make the device wait for the answer at every
+                batch. A loss that is a number may have gradients that are none: weights are looked at when a loss is
+                refused and at the end of the split, and where they are no numbers, "skip" raises too.
             step: what is done with a batch that is trained on, in place of the default, which steps all optimizers of
                 the dataset with the gradients of the loss: for models whose parts have optimizers and losses of their
                 own. It calls `run.backward(loss)` and `run.step(name)`, and may leave `run.terms` and `run.loss`.

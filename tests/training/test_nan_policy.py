@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from toy_resume import Breaks, Broken
 from toy_trainer import fitting_in, trainer
 from toy_training import CPU, batches
 
@@ -11,7 +12,7 @@ from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.training.callback import Callback
-from trw_pipeline.training.optimizers import create_adam_optimizers_fn
+from trw_pipeline.training.optimizers import Schedule, create_adam_optimizers_fn
 
 
 class Net(torch.nn.Module):
@@ -141,6 +142,138 @@ def test_a_loss_that_is_only_evaluated_may_be_no_number(tmp_path):
 
     _, result = fitting_in(tmp_path)(trainer(), inputs=inputs, model_fn=lambda options: Net(), num_epochs=1)
     assert torch.isnan(torch.tensor(result["history"][0]["d"]["valid"]["overall_loss"]["loss"]))
+
+
+def spoiled_gradients(bad_batch, epoch=0):
+    """A loss function; in the batch of this number it adds 0, whose gradient is NaN. With the batches to train on."""
+    model = Net()
+    made = batches(20, 2)
+    for number, batch in enumerate(made):
+        batch["number"] = torch.tensor([number, number])
+
+    class Epoch(Callback):
+        now = 0
+
+        def on_epoch_start(self, run):
+            self.now = run.epoch
+
+    seen = Epoch()
+
+    def loss(dataset_name, batch, terms):
+        whole = terms["bad"]["loss"] + terms["good"]["loss"]
+        is_bad = batch["split_name"] == "train" and seen.now == epoch and batch["number"][0] == bad_batch
+        return whole + (model.inner.weight.sum() * 0).sqrt() if is_bad else whole
+
+    return model, seen, loss, made
+
+
+def fit_adam(folder, model, made, *callbacks, num_epochs=1, **arguments):
+    return fitting_in(folder)(
+        trainer(*callbacks),
+        inputs=lambda: {"d": {"train": made}},
+        model_fn=lambda options: model,
+        optimizers_fn=adam,
+        num_epochs=num_epochs,
+        **arguments,
+    )
+
+
+def adam(datasets, model):
+    optimizers, _ = create_adam_optimizers_fn(datasets, model, 0.01)
+    return optimizers, {"d": Schedule(torch.optim.lr_scheduler.StepLR(optimizers["d"], 3, 0.5), every="step")}
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("bad_batch", "named"),
+    [
+        (5, "the weights are not finite, since a batch before: epoch 0, d/train, batch 6, after 6 steps"),
+        (9, "the weights are not finite after d/train in epoch 0"),
+    ],
+)
+def test_a_gradient_that_is_no_number_ends_the_training_and_is_not_laid_to_the_next_batch(
+    tmp_path, policy, bad_batch, named
+):
+    """LOOP-4: to leave batches out would leave out all that follow."""
+    model, seen, loss, made = spoiled_gradients(bad_batch)
+    with pytest.raises(NonFiniteLossError, match=named):
+        fit_adam(tmp_path, model, made, seen, losses_fn=loss, nan_policy=policy)
+
+
+@pytest.mark.parametrize("bad_batch", [5, 9])
+def test_a_training_whose_weights_are_spoiled_stops_in_order(tmp_path, bad_batch):
+    model, seen, loss, made = spoiled_gradients(bad_batch)
+    _, result = fit_adam(tmp_path, model, made, seen, losses_fn=loss, nan_policy="stop", num_epochs=5)
+    assert len(result["history"]) == 2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_training_may_go_back_to_where_its_split_began_with_weights_optimizer_and_rates(tmp_path, accumulate, caplog):
+    """LOOP-4: what follows is what a training would have done that began there."""
+    arguments = {"accumulate": accumulate, "with_final_evaluation": False}
+    made = data()["d"]["train"]
+    weights = Weights()
+    model, result = fit_adam(tmp_path, Net(), made, weights, nan_policy="revert", **arguments)
+    by_hand, _ = fit_adam(tmp_path, Net(), made[6:], **arguments)
+    assert torch.equal(model.inner.weight, by_hand.inner.weight)
+    assert len(weights.of_steps) > len(made[6:]) // accumulate  # those that were taken back
+    assert "went back to where d/train began: the loss is not finite: epoch 0, d/train, batch 5" in caplog.text
+    assert result["history"][0]["d"]["train"]["info"]["nb_samples"] == 18
+
+
+def test_spoiled_weights_go_back_to_where_the_split_began(tmp_path):
+    model, seen, loss, made = spoiled_gradients(5)
+    fit_adam(tmp_path, model, made, seen, losses_fn=loss, nan_policy="revert")
+    by_hand, _ = fit_adam(tmp_path, Net(), made[7:])  # the next batch finds them
+    assert torch.equal(model.inner.weight, by_hand.inner.weight)
+
+
+def test_weights_that_the_last_batch_spoils_go_back_too(tmp_path):
+    model, seen, loss, made = spoiled_gradients(9, epoch=1)
+    fit_adam(tmp_path, model, made, seen, losses_fn=loss, nan_policy="revert", num_epochs=2)
+    by_hand, _ = fit_adam(tmp_path, Net(), made, num_epochs=1)
+    assert torch.equal(model.inner.weight, by_hand.inner.weight)
+
+
+def test_there_is_nothing_to_go_back_to_for_weights_that_never_were_numbers(tmp_path):
+    model = Net()
+    model.inner.weight.data[0, 0] = torch.nan
+    with pytest.raises(NonFiniteLossError, match="weights are not finite"):
+        fit_adam(tmp_path, model, batches(20, 2), nan_policy="revert")
+
+
+@pytest.mark.parametrize("break_at", [2, 4, 7])
+def test_a_training_that_is_resumed_goes_back_as_far_as_one_that_was_not(tmp_path, break_at):
+    """The bad batch is number 5; by the last of the three the training has gone back before it is broken off."""
+    made = data()["d"]["train"]
+
+    def fit(folder, *callbacks, **arguments):
+        checkpoint = CallbackCheckpoint(every_n_steps=1)
+        return fit_adam(folder, Net(), made, *callbacks, checkpoint, nan_policy="revert", num_epochs=2, **arguments)[0]
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(Broken):
+        fit(tmp_path, Breaks(break_at))
+    again = fit(tmp_path, resume=tmp_path / "default_r0")
+    assert torch.equal(whole.inner.weight, again.inner.weight)
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+def test_a_batch_that_is_left_out_leaves_no_trace_in_the_statistics_of_batch_normalisation(tmp_path, policy):
+    class Normed(Net):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3)
+
+        def forward(self, batch):
+            return super().forward({**batch, "x": self.norm(batch["x"])})
+
+    made = data()["d"]["train"]
+    model, _ = fit_adam(tmp_path, Normed(), made, nan_policy=policy)
+    without = made[:5] + (made[6:] if policy == "skip" else [])
+    by_hand, _ = fit_adam(tmp_path, Normed(), without)
+    for (name, one), other in zip(model.state_dict().items(), by_hand.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_an_unknown_policy_is_refused_before_anything_is_made(tmp_path):

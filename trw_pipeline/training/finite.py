@@ -1,4 +1,4 @@
-"""Finds a loss that is no number before it reaches the weights, without making the device wait."""
+"""Finds a loss that is no number before it reaches the weights, without making the device wait; and such weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
+from torch import nn
 
 from trw_pipeline.outputs.output import LossTerm
+from trw_pipeline.training.gathering import to_host
 
-NanPolicy: TypeAlias = Literal["raise", "skip", "stop"]
+NanPolicy: TypeAlias = Literal["raise", "skip", "stop", "revert"]
 
 
 _brief = reprlib.Repr()
@@ -78,6 +80,12 @@ class LossWatch:
                 self._pending.clear()
                 return place
         return None
+
+
+def weights_are_finite(model: nn.Module) -> bool:
+    """Whether all weights that are trained are numbers. Makes the device wait once."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return all(bool(flag) for flag in to_host([weight.detach().isfinite().all() for weight in weights]))
 
 
 def told_uids(uids: Any) -> str:

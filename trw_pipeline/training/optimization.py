@@ -125,14 +125,7 @@ class Optimization:
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizers.values()), self.clip_norm)
         stepped = self._step_each(optimizers.values())
-        # Of the model too: a loss of one part may have left gradients in another.
-        for parameter in self._parameters:
-            parameter.grad = None
-        for optimizer in optimizers.values():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        self.begin_group()
+        self.forget_group(optimizers.values())
         if self.average is not None and stepped:
             self.average.update_parameters(self._model)
         return stepped
@@ -174,6 +167,16 @@ class Optimization:
         for name, parameter in self._model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device)
+
+    def forget_group(self, optimizers: Iterable[Optimizer]) -> None:
+        """Clears all gradients, of the model too: a loss of one part may have left some in another."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        self.begin_group()
 
     def begin_group(self) -> None:
         """Begins a new group of batches."""

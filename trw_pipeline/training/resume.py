@@ -6,6 +6,7 @@ is in it, too, so that a training that goes on from there writes the same number
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,24 @@ def capture(run: Run, is_finished: bool = False) -> Checkpoint:
     Raises:
         TypeError: a split at work can not tell its position.
     """
+    return {
+        **capture_weights(run),
+        "epoch": run.nb_epochs_done,
+        "batch_index": None if run.place is None else run.batch_index,
+        "split": None if run.place is None else _split_at_work(run, run.place),
+        "random": random_states(),
+        "seed": run.seed,
+        "sequences": _sequences(run),
+        "history": run.history,
+        "counters": {name: getattr(run, name) for name in _COUNTERS},
+        "callbacks": [(type(callback).__qualname__, callback.state_dict()) for callback in run.callbacks],
+        "logs": {name: path.stat().st_size for name, path in run.logs.items() if path.exists()},
+        "is_finished": is_finished,
+    }
+
+
+def capture_weights(run: Run) -> dict[str, Any]:
+    """Gives the weights, and all that steps them: a part of a checkpoint, which shares memory with the run."""
     optimization = run.optimization
     return {
         "model": run.model.state_dict(),
@@ -62,18 +81,16 @@ def capture(run: Run, is_finished: bool = False) -> Checkpoint:
             for dataset in run.schedulers or {}
         },
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
-        "epoch": run.nb_epochs_done,
-        "batch_index": None if run.place is None else run.batch_index,
-        "split": None if run.place is None else _split_at_work(run, run.place),
-        "random": random_states(),
-        "seed": run.seed,
-        "sequences": _sequences(run),
-        "history": run.history,
-        "counters": {name: getattr(run, name) for name in _COUNTERS},
-        "callbacks": [(type(callback).__qualname__, callback.state_dict()) for callback in run.callbacks],
-        "logs": {name: path.stat().st_size for name, path in run.logs.items() if path.exists()},
-        "is_finished": is_finished,
     }
+
+
+def restore_weights(run: Run, state: Mapping[str, Any]) -> None:
+    """Puts them back; what was gathered for the next step is forgotten."""
+    # Optimizers take the tensors of a state for their own.
+    state = copy.deepcopy({**state, "counters": {name: getattr(run, name) for name in _COUNTERS}})
+    _restore_model(run, state)
+    _restore_optimizers(run, state)
+    run.optimization.forget_group([one for of in (run.optimizers or {}).values() for one in by_name(of).values()])
 
 
 _COUNTERS = ("nb_steps", "nb_samples", "nb_not_finite", "stop", "is_averaged")
@@ -117,6 +134,7 @@ def _split_at_work(run: Run, place: SplitPlace) -> dict[str, Any]:
         "time_s": run.clock() - place.started,
         "random": place.random,
         "group": run.optimization.group_state(),
+        "sound": run.sound if run.training else None,
         "outputs": _without_heads(run.outputs or {}),
     }
 

@@ -96,6 +96,7 @@ class Run:
         training_step: what is done with a batch that is trained on; None: `supervised`.
         isolate_callbacks: an error in a callback is logged, and the training goes on.
         nan_policy: what becomes of a loss that is no number.
+        sound: what `capture_weights` gave when the split that is trained on began, for `nan_policy` "revert"; or None.
         watch: finds it.
         losses: dataset name -> loss function.
         callbacks_per_batch: callbacks that see each batch before the model does.
@@ -158,6 +159,7 @@ class Run:
     training_step: Callable[[Run], Any] | None = None
     isolate_callbacks: bool = False
     nan_policy: NanPolicy = "raise"
+    sound: dict[str, Any] | None = None
     watch: LossWatch = field(default_factory=LossWatch)
     losses: Mapping[str, LossFn] = field(default_factory=dict[str, LossFn])
     callbacks_per_batch: Sequence[BatchCallback] = ()

@@ -6,6 +6,7 @@ batch of a split no value of a tensor is read on the host, so the device never w
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import math
@@ -14,6 +15,7 @@ from contextlib import closing
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch import nn
 
 from trw_pipeline.batches.device import transfer_batch_to_device
 from trw_pipeline.batches.length import len_batch
@@ -21,10 +23,11 @@ from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.nets.mode import in_mode
 from trw_pipeline.outputs.output import LossTerm, Output
 from trw_pipeline.training.arrivals import arrivals, length_of
-from trw_pipeline.training.finite import Place, losses_of, told_uids
+from trw_pipeline.training.finite import Place, losses_of, told_uids, weights_are_finite
 from trw_pipeline.training.gathering import number_on_host
 from trw_pipeline.training.history import INFO, SplitHistory, SplitMeter, SplitOutputs, split_info
 from trw_pipeline.training.randomness import random_states
+from trw_pipeline.training.resume import capture_weights, restore_weights
 from trw_pipeline.training.run import Run, SplitPlace
 from trw_pipeline.typing import Batch, Split, default_sample_uid_name
 
@@ -60,7 +63,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
     started = run.clock()
     point = _begin_split(run, split)
     started -= 0.0 if point is None else point["time_s"]
-    with in_mode(run.split_model or run.model, run.training), torch.set_grad_enabled(run.training):
+    with in_mode(_model_of(run), run.training), torch.set_grad_enabled(run.training):
         run.fire("on_split_start")
         try:
             with closing(arrivals(run, split, point)) as batches:
@@ -70,6 +73,7 @@ def one_split(run: Run, split: Split, step: Step) -> SplitResult:
             late = run.watch.heard(wait=True)
             if late is not None:
                 _refuse(run, late)
+            _check_weights(run)
             _check_complete(run, split)
             outputs, history = _summed_up(run)
         except StopIteration as error:
@@ -106,7 +110,8 @@ def judge(run: Run) -> None:
 def supervised(run: Run) -> None:
     """Judge the batch, send the gradients of the loss back, and step where a step is due.
 
-    A batch whose loss is no number is counted nowhere, and its gradients are not made.
+    A batch whose loss is no number is counted nowhere, and its gradients are not made; where the training goes on
+    afterwards, the buffers of the model are as they were before it.
 
     Args:
         run: has the batch.
@@ -115,8 +120,12 @@ def supervised(run: Run) -> None:
         NonFiniteLossError: the loss is no number, and `run.nan_policy` is "raise". The weights are as they were, but on
             an accelerator, where that is known some batches later.
     """
+    if run.nan_policy in ("skip", "stop"):
+        buffers = {name: buffer.clone() for name, buffer in _model_of(run).named_buffers()}
+    else:
+        buffers = {}
     nb_samples, loss = forward(run)
-    is_sound = _is_sound(run, loss)
+    is_sound = _is_sound(run, loss, buffers)
     nb_judged = _nb_judged(run, nb_samples)
     if is_sound:
         run.meter.add(run.terms, run.loss, nb_samples, loss, nb_judged)
@@ -166,12 +175,25 @@ def _greater(one: float | torch.Tensor, other: float | torch.Tensor) -> float | 
     return max(one, other)
 
 
-def _is_sound(run: Run, loss: torch.Tensor | float) -> bool:
-    """Whether the loss is a number; if an accelerator has yet to tell, whether those before were."""
+def _model_of(run: Run) -> nn.Module:
+    return run.split_model or run.model
+
+
+def _is_sound(run: Run, loss: torch.Tensor | float, buffers: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the loss is a number; if an accelerator has yet to tell, whether those before were.
+
+    `loss` is as `forward` gave it. `buffers` are those of the model before the batch, to be put back: the statistics of
+    batch normalisation, say.
+    """
     if not isinstance(run.loss, torch.Tensor):
         return True
-    if not isinstance(loss, torch.Tensor) or run.nan_policy == "skip":
-        return math.isfinite(loss) or _refuse(run, _place(run))
+    if not isinstance(loss, torch.Tensor) or run.nan_policy in ("skip", "revert"):
+        if math.isfinite(loss):
+            return True
+        for name, buffer in _model_of(run).named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+        return _refuse(run, _place(run))
     run.watch.send(loss, _place(run))
     late = run.watch.heard()
     return late is None or _refuse(run, late)
@@ -185,15 +207,34 @@ def _place(run: Run) -> Place:
 
 def _refuse(run: Run, place: Place) -> bool:
     """Does what the policy says of a batch whose loss is no number; that batch is not sound."""
-    if run.nan_policy == "raise":
-        raise NonFiniteLossError(f"the loss is not finite: {place}")
-    run.nb_not_finite += 1
-    if run.nan_policy == "skip":
-        _logger.warning("left a batch out whose loss is not finite: %s", place)
+    if weights_are_finite(_model_of(run)):
+        found = f"the loss is not finite: {place}"
+        if run.nan_policy == "skip":
+            run.nb_not_finite += 1
+            _logger.warning("left a batch out whose loss is not finite: %s", place)
+            return False
     else:
-        _logger.error("the training stops because the loss is not finite: %s", place)
-        run.split_stopped = run.stop = True
+        found = f"the weights are not finite, since a batch before: {place}"
+    _end_or_revert(run, found)
+    run.nb_not_finite += 1
     return False
+
+
+def _check_weights(run: Run) -> None:
+    """Does what the policy says of weights that are no numbers at the end: a gradient was none, of a loss that was."""
+    if run.training and not weights_are_finite(_model_of(run)):
+        _end_or_revert(run, f"the weights are not finite after {run.dataset}/{run.split} in epoch {run.epoch}")
+
+
+def _end_or_revert(run: Run, found: str) -> None:
+    if run.nan_policy == "stop":
+        _logger.error("the training stops because %s", found)
+        run.split_stopped = run.stop = True
+    elif run.nan_policy == "revert" and run.sound is not None:
+        _logger.warning("went back to where %s/%s began: %s", run.dataset, run.split, found)
+        restore_weights(run, run.sound)
+    else:
+        raise NonFiniteLossError(found)
 
 
 def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
@@ -204,8 +245,11 @@ def _begin_split(run: Run, split: Split) -> dict[str, Any] | None:
     run.batch_index = 0
     run.wait_s = 0.0
     run.split_stopped = False
-    run.optimization.begin_split(run.split_model or run.model)
+    run.optimization.begin_split(_model_of(run))
     run.place = SplitPlace(run.clock(), random_states()) if run.keeps_place else None
+    if run.training and run.nan_policy == "revert":
+        sound = capture_weights(run) if point is None or point["sound"] is None else point["sound"]
+        run.sound = copy.deepcopy(sound) if weights_are_finite(_model_of(run)) or point else None
     if point is not None:
         run.meter.load_state_dict(point["meter"], run.device)
         run.batch_index, run.wait_s = point["batch_index"], point["wait_s"]
@@ -283,7 +327,7 @@ def heads_of(run: Run) -> Mapping[str, Output]:
         Exception: what the model raised; ValueError with a note where a single sample in training may be the reason.
     """
     try:
-        heads = (run.split_model or run.model)(run.batch)
+        heads = _model_of(run)(run.batch)
     except ValueError as error:
         if run.training and len_batch(run.batch) == 1:  # as batch normalisation refuses it
             error.add_note(
