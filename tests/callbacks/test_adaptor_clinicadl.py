@@ -159,22 +159,45 @@ def test_the_state_says_where_the_training_stands(tmp_path):
     traced(tmp_path, Look(), nb_train=4, nb_valid=4, with_final_evaluation=True)
     none = (0, 0)
     assert seen == [
-        ("train", "training", 0, 1, (0, 2), none, none),
-        ("train", "training", 0, 2, (1, 2), none, none),
-        ("train", "evaluation", 0, 2, none, (0, 2), none),
-        ("train", "evaluation", 0, 2, none, (1, 2), none),
-        ("validate", "evaluation", 1, 2, none, (0, 2), none),
+        ("train", "training", 1, 1, (1, 2), none, none),
+        ("train", "training", 1, 2, (2, 2), none, none),
+        ("train", "evaluation", 1, 2, none, (1, 2), none),
+        ("train", "evaluation", 1, 2, none, (2, 2), none),
         ("validate", "evaluation", 1, 2, none, (1, 2), none),
-        ("test", "evaluation", 1, 2, none, none, (0, 2)),
+        ("validate", "evaluation", 1, 2, none, (2, 2), none),
         ("test", "evaluation", 1, 2, none, none, (1, 2)),
+        ("test", "evaluation", 1, 2, none, none, (2, 2)),
     ]
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_the_state_counts_from_1_and_says_0_before(tmp_path, is_evaluated):
+    """As the trainer of clinicadl 2.0.0: its callbacks look whether `current_train_batch + 1 <= num_train_batches`."""
+    seen = []
+
+    def look(name):
+        def hook(self, *, state, **keywords):
+            seen.append((name, state.current_epoch, state.current_train_batch or state.current_val_batch))
+
+        return hook
+
+    names = ("train_start", "epoch_start", "batch_start", "validation_start", "validation_end", "train_end")
+    looks = type("Looks", (), {f"on_{name}": look(name) for name in names})
+    traced(tmp_path, looks(), nb_train=4, num_epochs=2, with_final_evaluation=is_evaluated)
+    expected = [("train_start", 0, 0)]
+    for epoch in (1, 2):
+        expected += [("epoch_start", epoch, epoch - 1)]  # what was validated before
+        expected += [("batch_start", epoch, 1), ("batch_start", epoch, 2)]
+        expected += [("validation_start", epoch, 0), ("batch_start", epoch, 1), ("validation_end", epoch, 1)]
+    assert seen[: len(expected)] == expected
+    assert [epoch for name, epoch, _ in seen if name == "train_end"] == [2]
 
 
 def test_a_callback_may_stop_the_training(tmp_path):
     class Stops(Trace):
         def on_epoch_end(self, *, state, **keywords):
             super().on_epoch_end(state=state)
-            state.should_stop = state.current_epoch == 1
+            state.should_stop = state.current_epoch == 2
             assert (state.num_epochs, state.split_idx) == (9, 0)
 
     trace = traced(tmp_path, Stops(), num_epochs=9)

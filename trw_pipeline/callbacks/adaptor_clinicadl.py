@@ -69,6 +69,10 @@ class CallbackAdaptorClinicadl(Callback):
     - `output` and `detailed_metrics_df`: output name -> loss term of the batch;
     - `model_checkpoint`: None, since the model is the one just trained; `group_name`: name of the dataset.
 
+    So the callbacks that come with clinicadl, which also want its `Maps`, `Split` and configurations, stop at the first
+    attribute of these; `MonitorCallback` of this package measures what its own does. Those that users write for its
+    hooks need no more than what the table says.
+
     Its state is that of the callback, which may have `state_dict` and `load_state_dict`.
 
     Args:
@@ -186,7 +190,7 @@ class CallbackAdaptorClinicadl(Callback):
 
 
 class ClinicadlState:
-    """Where a training stands, by the names of clinicadl's `TrainerState`; setting `should_stop` ends it.
+    """Where a training stands, by the names and counts of clinicadl's `TrainerState`; setting `should_stop` ends it.
 
     Args:
         run: the training.
@@ -216,8 +220,8 @@ class ClinicadlState:
 
     @property
     def current_epoch(self) -> int:
-        """The epoch at work, from 0."""
-        return self._run.epoch
+        """The epoch at work, from 1; 0 before the first, and the last one after it."""
+        return self._run.epoch if self._run.is_final else len(self._run.history)
 
     @property
     def num_epochs(self) -> int:
@@ -236,8 +240,8 @@ class ClinicadlState:
 
     @property
     def current_train_batch(self) -> int:
-        """Number of the batch in its split, from 0, where that is trained on; else 0."""
-        return self._run.batch_index if self._run.training else 0
+        """Number of the batch in its split, from 1, where that is trained on; else, and before the first, 0."""
+        return self._batch if self._run.training else 0
 
     @property
     def num_train_batches(self) -> int | None:
@@ -247,7 +251,7 @@ class ClinicadlState:
     @property
     def current_val_batch(self) -> int:
         """The same of a split that is validated."""
-        return self._run.batch_index if self._is_evaluating("validation", "validate") else 0
+        return self._batch if self._is_evaluating("validation", "validate") else 0
 
     @property
     def num_val_batches(self) -> int | None:
@@ -257,12 +261,16 @@ class ClinicadlState:
     @property
     def current_test_batch(self) -> int:
         """The same of a test."""
-        return self._run.batch_index if self._is_evaluating("test") else 0
+        return self._batch if self._is_evaluating("test") else 0
 
     @property
     def num_test_batches(self) -> int | None:
         """Batches of that split."""
         return self._run.num_batches if self._is_evaluating("test") else 0
+
+    @property
+    def _batch(self) -> int:
+        return self._run.batch_index + (self._run.batch != {})  # which it is before the first batch and after the last
 
     def _is_evaluating(self, *kinds: str) -> bool:
         return not self._run.training and _evaluation(self._run) in kinds
