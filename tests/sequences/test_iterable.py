@@ -147,6 +147,14 @@ def test_a_second_epoch_of_what_can_be_read_once_is_an_error(once):
             list(again)
 
 
+def test_a_chain_tells_whether_it_can_be_read_again():
+    once, again = SequenceIterable(iter([{"x": 1}])), SequenceIterable([{"x": 1}])
+    assert again.batch(2).can_be_read_again
+    assert SequenceIterable(lambda: iter([{"x": 1}])).can_be_read_again
+    assert not once.batch(2).can_be_read_again
+    assert not again.zip(once).can_be_read_again
+
+
 def test_an_epoch_that_was_broken_off_can_not_be_begun_again():
     sequence = SequenceIterable(generator())
     next(iter(sequence))

@@ -49,6 +49,11 @@ class ReadableRecipe(EngineRecipe):
             self._readable.set_generators(state["generators"])
 
     @property
+    def can_be_read_again(self) -> bool:
+        """Whether an epoch that somebody opens leaves anything for those after it."""
+        return not self._readable.is_read_once
+
+    @property
     def how_saved(self) -> str:
         """How a position is saved, in words."""
         return "its own" if self._readable.has_state else "replayed"

@@ -53,6 +53,7 @@ class Readable:
 
     Attributes:
         has_state: whether it tells its position itself.
+        is_read_once: whether it has one epoch, as a generator.
     """
 
     def __init__(self, what: Any, name: str, to_batch: Callable[[Any], Batch], *parts: Any) -> None:
@@ -62,6 +63,7 @@ class Readable:
         self._parts = [what, *parts]
         self.has_state = _tells_its_state(what)
         self._is_iterable = isinstance(what, Iterable)
+        self.is_read_once = isinstance(what, Iterator)
         self._was_read = False
         self._reader: weakref.ref[IterableIterator] | None = None
 
@@ -105,7 +107,7 @@ class Readable:
                 set_epoch(epoch)
         if not self._is_iterable:
             return self._what(), None
-        if self._was_read and isinstance(self._what, Iterator):
+        if self._was_read and self.is_read_once:
             raise RuntimeError(
                 f"a {type(self._what).__name__} can be read only once, and was: give a function that returns a new one "
                 "for each epoch"

@@ -83,6 +83,11 @@ class Recipe(Watched):
         """Whether every pass over an epoch gives the same items in the same order. A source of a user's is trusted."""
         return all(source.is_reproducible for source in self.sources)
 
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether an epoch that somebody opens leaves anything for those after it; that of a generator does not."""
+        return all(source.can_be_read_again for source in self.sources)
+
     # Seed and epochs
 
     @property
