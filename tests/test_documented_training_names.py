@@ -158,6 +158,7 @@ DOCUMENTED = {
     trw.CallbackExportClassificationReport: dict.fromkeys(
         ("with_confusion_matrix", "with_ROC", "with_history", "with_report"), True
     ),
+    trw.CallbackSkipEpoch: {"nb_epochs": NEEDED, "callbacks": NEEDED},
     trw.default_classification_metrics: {},
     trw.default_regression_metrics: {},
     trw.default_segmentation_metrics: {},
@@ -259,19 +260,14 @@ def test_the_documented_tags():
     assert issubclass(trw.LossDiceMulticlass, torch.nn.Module)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        trw.CallbackEpochSummary,
-        trw.CallbackExportHistory,
-        trw.CallbackSaveLastModel,
-        trw.CallbackModelSummary,
-        trw.CallbackActivationStatistics,
-        trw.CallbackLearningRateFinder,
-        trw.CallbackLearningRateRecorder,
-        trw.CallbackExportConvolutionKernel,
-    ],
-)
+CALLED_AS_DOCUMENTED = [
+    kind
+    for kind in (getattr(trw, name) for name in trw.__all__ if name.startswith("Callback"))
+    if kind.__call__ is not trw.Callback.__call__
+]
+
+
+@pytest.mark.parametrize("kind", CALLED_AS_DOCUMENTED)
 def test_callbacks_are_called_as_documented(kind):
     assert issubclass(kind, trw.Callback)
     parameters = inspect.signature(kind.__call__).parameters

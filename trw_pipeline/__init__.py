@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
     from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
+    from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch as CallbackSkipEpoch
     from trw_pipeline.callbacks.tensorboard import (
         CallbackTensorboardRecordHistory as CallbackTensorboardRecordHistory,
     )
@@ -203,6 +204,7 @@ _FILE_OF = {
     "CallbackProgressBar": "callbacks.progress_bar",
     "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
+    "CallbackSkipEpoch": "callbacks.skip_epoch",
     "CallbackTensorboardRecordHistory": "callbacks.tensorboard",
     "CallbackTrainLog": "callbacks.train_log",
     "CheckpointError": "errors",

@@ -91,11 +91,9 @@ class CallbackCheckpoint(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         """Make the folder, and be there between batches."""
-        assert run.log_dir is not None, "a training in a folder"
         if not run.resumed:
             self._begin()
-        self._folder = run.log_dir / FOLDER
-        self._folder.mkdir(exist_ok=True)
+        self._make_folder(run)
         remove_leftovers(self._folder)
         self._steps_at_last = None  # until the first boundary: a resume has put the steps back then
         self._signals = SignalWatch(run)
@@ -136,6 +134,7 @@ class CallbackCheckpoint(Callback):
 
     def on_fit_end(self, run: Run) -> None:
         """Write the state after the final evaluation; a signal that came too late to end anything is raised now."""
+        self._make_folder(run)  # in the post-training list nobody has
         save_checkpoint(capture(run, is_finished=True), self._folder / "final.pt")
         signals = self._stop_watching()
         if signals is not None:
@@ -157,6 +156,11 @@ class CallbackCheckpoint(Callback):
         self._kept = {kind: list(epochs) for kind, epochs in state["kept"].items()}
         if self._signals is not None:
             self._finish_writing()
+
+    def _make_folder(self, run: Run) -> None:
+        assert run.log_dir is not None, "a training in a folder"
+        self._folder = run.log_dir / FOLDER
+        self._folder.mkdir(exist_ok=True)
 
     def _stop_watching(self) -> SignalWatch | None:
         signals, self._signals = self._signals, None

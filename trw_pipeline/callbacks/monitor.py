@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -28,6 +29,8 @@ from trw_pipeline.training.laps import DATA, OTHER, Laps
 
 if TYPE_CHECKING:
     from trw_pipeline.training.run import Run
+
+_logger = logging.getLogger(__name__)
 
 Row: TypeAlias = dict[str, "float | None"]
 
@@ -218,6 +221,9 @@ class MonitorCallback(Callback):
 
     def on_fit_end(self, run: Run) -> None:
         """Write the measurements, and what they come to."""
+        if self._clock is None:
+            _logger.warning("nothing was measured: a MonitorCallback belongs into the list of each epoch")
+            return
         self._end_epoch(run)
         self._end(run, f"Training completed after {run.nb_epochs_done} epochs")
 
