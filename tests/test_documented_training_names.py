@@ -159,6 +159,12 @@ DOCUMENTED = {
         ("with_confusion_matrix", "with_ROC", "with_history", "with_report"), True
     ),
     trw.CallbackSkipEpoch: {"nb_epochs": NEEDED, "callbacks": NEEDED},
+    trw.CallbackZipSources: {
+        "folders_to_record": NEEDED,
+        "extensions": SOMETHING,
+        "filename": "sources.zip",
+        "max_width": 200,
+    },
     trw.default_classification_metrics: {},
     trw.default_regression_metrics: {},
     trw.default_segmentation_metrics: {},

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         CallbackTensorboardRecordHistory as CallbackTensorboardRecordHistory,
     )
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
+    from trw_pipeline.callbacks.zip_sources import CallbackZipSources as CallbackZipSources
     from trw_pipeline.errors import CheckpointError as CheckpointError
     from trw_pipeline.errors import ClosedError as ClosedError
     from trw_pipeline.errors import CodecError as CodecError
@@ -207,6 +208,7 @@ _FILE_OF = {
     "CallbackSkipEpoch": "callbacks.skip_epoch",
     "CallbackTensorboardRecordHistory": "callbacks.tensorboard",
     "CallbackTrainLog": "callbacks.train_log",
+    "CallbackZipSources": "callbacks.zip_sources",
     "CheckpointError": "errors",
     "CleanAddedHooks": "nets.hooks",
     "ClosedError": "errors",

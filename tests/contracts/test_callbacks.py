@@ -7,6 +7,7 @@ optimizers, the position of the data and all random states are as they were befo
 """
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch
 from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.callbacks.zip_sources import CallbackZipSources
 from trw_pipeline.explain.algorithms import ExplainableAlgorithm
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.outputs.embedding import OutputEmbedding
@@ -89,8 +91,9 @@ CALLBACKS = {
     "tensorboard": CallbackTensorboardRecordHistory,
     "train_log": CallbackTrainLog,
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
+    "zip_sources": lambda: CallbackZipSources(Path(__file__).parent),
 }
-NEED_ARGUMENTS = ("adaptor_clinicadl", "early_stopping", "skip_epoch")
+NEED_ARGUMENTS = ("adaptor_clinicadl", "early_stopping", "skip_epoch", "zip_sources")
 """Nobody can guess which callback, metric or folder."""
 
 SLOW = (
