@@ -1,0 +1,24 @@
+"""What the user calls the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def class_names_of(datasets_infos: Any, dataset_name: str, split_name: str) -> dict[str, Mapping[int, str]]:
+    """Look up the names of the classes of a split.
+
+    Args:
+        datasets_infos: what is known of the datasets; the names are
+            `datasets_infos[dataset_name][split_name]['output_mappings'][feature]['mappinginv']`, class -> name. None,
+            and whatever is absent on the way, is no names.
+        dataset_name: name of the dataset.
+        split_name: name of the split.
+
+    Returns:
+        Feature -> class -> name, of the features that have names.
+    """
+    of_split: Any = ((datasets_infos or {}).get(dataset_name) or {}).get(split_name) or {}
+    mappings: Any = of_split.get("output_mappings") or {}
+    return {feature: mapping["mappinginv"] for feature, mapping in mappings.items() if "mappinginv" in mapping}
