@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -20,22 +20,24 @@ _logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def beside(split: Split) -> Generator[Split, None, None]:
+def beside(split: Split, narrow: Callable[[Any], Any] | None = None) -> Generator[Split, None, None]:
     """Give what is to be read in place of a split of a training, which stays as it is.
 
     The state of the global random generators, and of those of a loader of torch, is put back.
 
     Args:
         split: the split. Of a chain of ours one like it is read, with workers of its own; any other is read itself.
+        narrow: makes of a chain of ours the one that is read, and closed after it; None: one like it.
 
     Yields:
         What to read.
     """
     states = random_states()
     generators = [(generator, generator.get_state()) for generator in _generators(split)]
+    kept = [(source, source.kept_state()) for source in _sources(split) if hasattr(source, "kept_state")]
     try:
         if hasattr(split, "like_this"):
-            with cast("Any", split).like_this() as other:
+            with cast("Any", split).like_this() if narrow is None else narrow(split) as other:
                 yield other
         else:
             yield split
@@ -43,6 +45,24 @@ def beside(split: Split) -> Generator[Split, None, None]:
         set_random_states(states)
         for generator, state in generators:
             generator.set_state(state)
+        for source, state in kept:  # a chain over a loader has its generators
+            source.load_kept_state(state)
+
+
+def can_be_read_again(split: Split, name: str) -> bool:
+    """Find out whether reading a split leaves anything for the training.
+
+    Args:
+        split: the split. An iterator that is no chain of ours, and a chain over one, can be read once.
+        name: of the split, for the warning that it is left out.
+
+    Returns:
+        Whether it can be read.
+    """
+    again = cast("Any", split).can_be_read_again if hasattr(split, "like_this") else not hasattr(split, "__next__")
+    if not again:
+        _logger.warning("the split %s can be read only once: it is left to the training, and not looked at", name)
+    return again
 
 
 def split_to_look_at(
@@ -86,8 +106,10 @@ def first_batch(
             matter here.
 
     Returns:
-        The batch, a dict of its own; None, with a warning, if the split has none.
+        The batch, a dict of its own; None, with a warning, if the split has none, or can be read only once.
     """
+    if not can_be_read_again(datasets[dataset_name][split_name], f"{dataset_name}/{split_name}"):
+        return None
     with beside(datasets[dataset_name][split_name]) as split:
         iterator = iter(split)
         try:
@@ -114,3 +136,11 @@ def _generators(split: Any) -> list[torch.Generator]:
     samplers = [getattr(split, "sampler", None), getattr(getattr(split, "batch_sampler", None), "sampler", None)]
     found = [getattr(owner, "generator", None) for owner in (split, *samplers)]
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _sources(split: Any) -> Iterator[Any]:
+    """Yields the sources of a chain of ours; of any other split nothing."""
+    if hasattr(split, "like_this") and not split.sources:
+        yield split
+    for source in getattr(split, "sources", ()):
+        yield from _sources(source)
