@@ -158,7 +158,45 @@ DOCUMENTED = {
     trw.CallbackExportClassificationReport: dict.fromkeys(
         ("with_confusion_matrix", "with_ROC", "with_history", "with_report"), True
     ),
+    trw.CallbackDataSummary: {"logger": SOMETHING, "collect_stats": True},
+    trw.CallbackExportAugmentations: {
+        "nb_samples": 10,
+        "nb_augmentation": 5,
+        "dirname": "augmentations",
+        "split_name": None,
+        "uid_name": "sample_uid",
+        "keep_samples": False,
+    },
+    trw.CallbackExportClassificationErrors: {"max_samples": 100, "discard_train": True, "dirname": "errors"},
+    trw.CallbackExportSamples: {
+        "max_samples": 20,
+        "dirname": "samples",
+        "loss_terms_inclusion": None,
+        "feature_exclusions": None,
+        "dataset_exclusions": None,
+        "split_exclusions": None,
+    },
     trw.CallbackSkipEpoch: {"nb_epochs": NEEDED, "callbacks": NEEDED},
+    trw.CallbackWorstSamplesByEpoch: {
+        "split_names": None,
+        "output_name": None,
+        "dataset_name": None,
+        "dirname": "worst_samples_by_epoch",
+        "sort_samples_by_loss_error": True,
+        "worst_k_samples": 1000,
+        "export_top_k_samples": 50,
+        "uids_name": "sample_uid",
+        "output_of_interest": (trw.OutputClassification, trw.OutputSegmentation, trw.OutputRegression),
+    },
+    trw.CallbackWorstSamplesByEpoch.first_time: dict.fromkeys(("self", "datasets", "outputs"), NEEDED),
+    trw.CallbackWorstSamplesByEpoch.sort_split_data: {
+        "errors_by_sample": NEEDED,
+        "worst_k_samples": NEEDED,
+        "discard_first_n_epochs": 0,
+    },
+    trw.CallbackWorstSamplesByEpoch.export_stats: dict.fromkeys(
+        ("self", "model", "losses", "datasets", "datasets_infos", "options", "callbacks_per_batch"), NEEDED
+    ),
     trw.CallbackZipSources: {
         "folders_to_record": NEEDED,
         "extensions": SOMETHING,

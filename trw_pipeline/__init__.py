@@ -23,13 +23,18 @@ if TYPE_CHECKING:
     )
     from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl as CallbackAdaptorClinicadl
     from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint as CallbackCheckpoint
+    from trw_pipeline.callbacks.data_summary import CallbackDataSummary as CallbackDataSummary
     from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks as default_per_epoch_callbacks
     from trw_pipeline.callbacks.defaults import default_post_training_callbacks as default_post_training_callbacks
     from trw_pipeline.callbacks.defaults import default_pre_training_callbacks as default_pre_training_callbacks
     from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping as CallbackEarlyStopping
     from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary as CallbackEpochSummary
     from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision as CallbackExplainDecision
+    from trw_pipeline.callbacks.export_augmentations import CallbackExportAugmentations as CallbackExportAugmentations
     from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory as CallbackExportBestHistory
+    from trw_pipeline.callbacks.export_classification_errors import (
+        CallbackExportClassificationErrors as CallbackExportClassificationErrors,
+    )
     from trw_pipeline.callbacks.export_classification_report import (
         CallbackExportClassificationReport as CallbackExportClassificationReport,
     )
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
     )
     from trw_pipeline.callbacks.export_convolution_kernel import default_export_filter as default_export_filter
     from trw_pipeline.callbacks.export_history import CallbackExportHistory as CallbackExportHistory
+    from trw_pipeline.callbacks.export_samples import CallbackExportSamples as CallbackExportSamples
     from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder as CallbackLearningRateFinder
     from trw_pipeline.callbacks.learning_rate_finder import (
         default_identify_learning_rate_section as default_identify_learning_rate_section,
@@ -55,6 +61,7 @@ if TYPE_CHECKING:
         CallbackTensorboardRecordHistory as CallbackTensorboardRecordHistory,
     )
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
+    from trw_pipeline.callbacks.worst_samples_by_epoch import CallbackWorstSamplesByEpoch as CallbackWorstSamplesByEpoch
     from trw_pipeline.callbacks.zip_sources import CallbackZipSources as CallbackZipSources
     from trw_pipeline.errors import CheckpointError as CheckpointError
     from trw_pipeline.errors import ClosedError as ClosedError
@@ -192,13 +199,17 @@ _FILE_OF = {
     "CallbackActivationStatistics": "callbacks.activation_statistics",
     "CallbackAdaptorClinicadl": "callbacks.adaptor_clinicadl",
     "CallbackCheckpoint": "callbacks.checkpoint",
+    "CallbackDataSummary": "callbacks.data_summary",
     "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",
+    "CallbackExportAugmentations": "callbacks.export_augmentations",
     "CallbackExportBestHistory": "callbacks.export_best_history",
+    "CallbackExportClassificationErrors": "callbacks.export_classification_errors",
     "CallbackExportClassificationReport": "callbacks.export_classification_report",
     "CallbackExportConvolutionKernel": "callbacks.export_convolution_kernel",
     "CallbackExplainDecision": "callbacks.explain_decision",
     "CallbackExportHistory": "callbacks.export_history",
+    "CallbackExportSamples": "callbacks.export_samples",
     "CallbackLearningRateFinder": "callbacks.learning_rate_finder",
     "CallbackLearningRateRecorder": "callbacks.learning_rate_recorder",
     "CallbackModelSummary": "callbacks.model_summary",
@@ -208,6 +219,7 @@ _FILE_OF = {
     "CallbackSkipEpoch": "callbacks.skip_epoch",
     "CallbackTensorboardRecordHistory": "callbacks.tensorboard",
     "CallbackTrainLog": "callbacks.train_log",
+    "CallbackWorstSamplesByEpoch": "callbacks.worst_samples_by_epoch",
     "CallbackZipSources": "callbacks.zip_sources",
     "CheckpointError": "errors",
     "CleanAddedHooks": "nets.hooks",

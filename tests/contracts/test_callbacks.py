@@ -18,13 +18,17 @@ from trw_pipeline import trainer
 from trw_pipeline.callbacks.activation_statistics import CallbackActivationStatistics
 from trw_pipeline.callbacks.adaptor_clinicadl import CallbackAdaptorClinicadl
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
+from trw_pipeline.callbacks.data_summary import CallbackDataSummary
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
 from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision
+from trw_pipeline.callbacks.export_augmentations import CallbackExportAugmentations
 from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
+from trw_pipeline.callbacks.export_classification_errors import CallbackExportClassificationErrors
 from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
+from trw_pipeline.callbacks.export_samples import CallbackExportSamples
 from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
 from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRecorder
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
@@ -35,6 +39,7 @@ from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch
 from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
+from trw_pipeline.callbacks.worst_samples_by_epoch import CallbackWorstSamplesByEpoch
 from trw_pipeline.callbacks.zip_sources import CallbackZipSources
 from trw_pipeline.explain.algorithms import ExplainableAlgorithm
 from trw_pipeline.outputs.classification import OutputClassification
@@ -73,13 +78,17 @@ CALLBACKS = {
     "activation_statistics": CallbackActivationStatistics,
     "adaptor_clinicadl": lambda: CallbackAdaptorClinicadl(OfClinicadl()),
     "checkpoint": CallbackCheckpoint,
+    "data_summary": CallbackDataSummary,
     "early_stopping": functools.partial(CallbackEarlyStopping, ("d", "valid", "overall_loss", "loss"), patience=2),
     "epoch_summary": CallbackEpochSummary,
     "explain_decision": functools.partial(CallbackExplainDecision, max_samples=1, algorithms_kwargs=FEW_STEPS),
+    "export_augmentations": functools.partial(CallbackExportAugmentations, 2, 2),
     "export_best_history": CallbackExportBestHistory,
+    "export_classification_errors": functools.partial(CallbackExportClassificationErrors, 2),
     "export_classification_report": CallbackExportClassificationReport,
     "export_convolution_kernel": CallbackExportConvolutionKernel,
     "export_history": functools.partial(CallbackExportHistory, metrics_to_report=["loss"]),
+    "export_samples": functools.partial(CallbackExportSamples, 2),
     "learning_rate_finder": functools.partial(CallbackLearningRateFinder, 3, 1e-3, 1e-1, 10.0),
     "learning_rate_recorder": CallbackLearningRateRecorder,
     "model_summary": CallbackModelSummary,
@@ -91,6 +100,7 @@ CALLBACKS = {
     "tensorboard": CallbackTensorboardRecordHistory,
     "train_log": CallbackTrainLog,
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
+    "worst_samples_by_epoch": functools.partial(CallbackWorstSamplesByEpoch, export_top_k_samples=1),
     "zip_sources": lambda: CallbackZipSources(Path(__file__).parent),
 }
 NEED_ARGUMENTS = ("adaptor_clinicadl", "early_stopping", "skip_epoch", "zip_sources")
@@ -102,6 +112,7 @@ SLOW = (
     "export_history",
     "learning_rate_finder",
     "learning_rate_recorder",
+    "worst_samples_by_epoch",
 )
 """They draw."""
 
