@@ -10,7 +10,8 @@ import torch
 
 from trw_pipeline.callbacks.second_look import losses_by_sample, places_of, sample_of, uids_of
 from trw_pipeline.outputs.classification import OutputClassification
-from trw_pipeline.outputs.output import Output
+from trw_pipeline.outputs.output import LossTerm, Output
+from trw_pipeline.outputs.targeted import OutputWithTarget
 from trw_pipeline.reporting.sample_files import export_sample, file_name
 from trw_pipeline.training.class_names import class_names_of
 from trw_pipeline.training.history import History
@@ -84,13 +85,11 @@ class SampleExport:
             losses = losses_by_sample(term)
             if losses is not None:
                 said[f"{output} loss"] = float(losses[index])
-            for name in self._loss_terms_inclusion:
-                if name in term:
-                    said[f"{output} {name}"] = sample_of({**run.batch, name: term[name]}, index)[name]
+            for name, values in {**_predicted(term), **term}.items():
+                if name in self._loss_terms_inclusion:
+                    said[f"{output} {name}"] = sample_of({**run.batch, name: values}, index)[name]
         for output, head in classifiers_of(run).items():
             class_names[f"{output} output"] = self._class_names.get(head.classes_name, {})
-            if "output" in self._loss_terms_inclusion:  # a head that collects nothing has it too
-                said[f"{output} output"] = predicted_classes(head)[index]
         return said, class_names
 
 
@@ -147,3 +146,9 @@ def classifiers_of(run: Run) -> dict[str, OutputClassification]:
 def predicted_classes(head: OutputClassification) -> torch.Tensor:
     """Gives the class `(N,)` that a head says each sample of its batch has, while the batch is at work."""
     return head.output_postprocessing(head.output.detach())
+
+
+def _predicted(term: LossTerm) -> dict[str, Any]:
+    """What a head with a target says, which its loss term has only where outputs are collected."""
+    head = term.get(Output.output_ref_tag)
+    return {"output": head.output_postprocessing(head.output.detach())} if isinstance(head, OutputWithTarget) else {}
