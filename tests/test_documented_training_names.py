@@ -154,6 +154,17 @@ DOCUMENTED = {
     trw.model_summary: {"model": NEEDED, "batch": NEEDED, "logger": NEEDED},
     trw.CallbackSaveLastModel: {"model_name": "last"},
     trw.CallbackExportHistory: {"export_dirname": "history", "metrics_to_report": SOMETHING},
+    trw.CallbackClearTensorboardLog: {},
+    trw.CallbackTensorboardRecordHistory: {},
+    trw.CallbackTensorboardRecordModel: {"dataset_name": None, "split_name": None, "onnx_folder": "onnx"},
+    trw.CallbackTensorboardEmbedding: {
+        "embedding_name": NEEDED,
+        "dataset_name": None,
+        "split_name": None,
+        "image_name": None,
+        "maximum_samples": 2000,
+        "keep_features_fn": SOMETHING,
+    },
     trw.CallbackExportBestHistory: {"filename": "best_history.txt", "metric_to_discard": SOMETHING},
     trw.CallbackExportClassificationReport: dict.fromkeys(
         ("with_confusion_matrix", "with_ROC", "with_history", "with_report"), True

@@ -57,9 +57,12 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
     from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch as CallbackSkipEpoch
+    from trw_pipeline.callbacks.tensorboard import CallbackClearTensorboardLog as CallbackClearTensorboardLog
+    from trw_pipeline.callbacks.tensorboard import CallbackTensorboardEmbedding as CallbackTensorboardEmbedding
     from trw_pipeline.callbacks.tensorboard import (
         CallbackTensorboardRecordHistory as CallbackTensorboardRecordHistory,
     )
+    from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordModel as CallbackTensorboardRecordModel
     from trw_pipeline.callbacks.train_log import CallbackTrainLog as CallbackTrainLog
     from trw_pipeline.callbacks.worst_samples_by_epoch import CallbackWorstSamplesByEpoch as CallbackWorstSamplesByEpoch
     from trw_pipeline.callbacks.zip_sources import CallbackZipSources as CallbackZipSources
@@ -200,6 +203,7 @@ _FILE_OF = {
     "CallbackAdaptorClinicadl": "callbacks.adaptor_clinicadl",
     "CallbackCheckpoint": "callbacks.checkpoint",
     "CallbackDataSummary": "callbacks.data_summary",
+    "CallbackClearTensorboardLog": "callbacks.tensorboard",
     "CallbackEarlyStopping": "callbacks.early_stopping",
     "CallbackEpochSummary": "callbacks.epoch_summary",
     "CallbackExportAugmentations": "callbacks.export_augmentations",
@@ -217,7 +221,9 @@ _FILE_OF = {
     "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
     "CallbackSkipEpoch": "callbacks.skip_epoch",
+    "CallbackTensorboardEmbedding": "callbacks.tensorboard",
     "CallbackTensorboardRecordHistory": "callbacks.tensorboard",
+    "CallbackTensorboardRecordModel": "callbacks.tensorboard",
     "CallbackTrainLog": "callbacks.train_log",
     "CallbackWorstSamplesByEpoch": "callbacks.worst_samples_by_epoch",
     "CallbackZipSources": "callbacks.zip_sources",

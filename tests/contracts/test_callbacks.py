@@ -38,6 +38,12 @@ from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch
 from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
+from trw_pipeline.callbacks.tensorboard import (
+    CallbackClearTensorboardLog,
+    CallbackTensorboardEmbedding,
+    CallbackTensorboardRecordHistory,
+    CallbackTensorboardRecordModel,
+)
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.callbacks.worst_samples_by_epoch import CallbackWorstSamplesByEpoch
 from trw_pipeline.callbacks.zip_sources import CallbackZipSources
@@ -98,6 +104,9 @@ CALLBACKS = {
     "save_last_model": CallbackSaveLastModel,
     "skip_epoch": lambda: CallbackSkipEpoch(2, [CallbackTrainLog()]),
     "tensorboard": CallbackTensorboardRecordHistory,
+    "tensorboard_clear": CallbackClearTensorboardLog,
+    "tensorboard_embedding": functools.partial(CallbackTensorboardEmbedding, "y"),
+    "tensorboard_model": functools.partial(CallbackTensorboardRecordModel, onnx_folder=None),
     "train_log": CallbackTrainLog,
     "train_log_jsonl": functools.partial(CallbackTrainLog, "trainlog.jsonl"),
     "worst_samples_by_epoch": functools.partial(CallbackWorstSamplesByEpoch, export_top_k_samples=1),
@@ -113,6 +122,11 @@ SLOW = (
     "learning_rate_finder",
     "learning_rate_recorder",
     "worst_samples_by_epoch",
+    "tensorboard_model",
+)  # they draw, or trace a model
+every_callback = pytest.mark.parametrize(
+    "create",
+    [pytest.param(kind, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, kind in CALLBACKS.items()],
 )
 """They draw."""
 
@@ -253,6 +267,10 @@ def does_something(callback, *moments):
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_it_does_something(name):
     assert does_something(CALLBACKS[name](), *HOOKS)
+    if create in (CALLBACKS["early_stopping"], CALLBACKS["tensorboard_embedding"]):
+        return  # nobody can guess which metric, or which output
+    plain = create.func if isinstance(create, functools.partial) else create
+    assert isinstance(plain(), Callback)
 
 
 @every_callback

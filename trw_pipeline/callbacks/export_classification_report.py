@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -19,6 +19,7 @@ from trw_pipeline.reporting.confusion_matrix import confusion_matrix
 from trw_pipeline.reporting.history_plot import plot_history
 from trw_pipeline.reporting.roc import plot_roc
 from trw_pipeline.training.callback import Callback
+from trw_pipeline.training.class_names import class_names_of
 from trw_pipeline.training.history import History, curves_of, epochs_of
 from trw_pipeline.training.options import Options
 
@@ -109,10 +110,12 @@ class CallbackExportClassificationReport(Callback):
         self._folder = folder
         for dataset, splits in (outputs or {}).items():
             for split, terms in splits.items():
+                names_of = class_names_of(datasets_infos, dataset, split)
                 for output, term in terms.items():
                     judged = _judged(term, f"{output} of {dataset}/{split}")
                     if judged is not None:
-                        names = _class_names(datasets_infos, dataset, split, term, judged.scores.shape[1])
+                        mapping = names_of.get(term[Output.output_ref_tag].target_name, {})
+                        names = [str(mapping.get(index, index)) for index in range(judged.scores.shape[1])]
                         self._export((dataset, split, output), judged, names, epochs_of(history, options))
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,14 +175,6 @@ def _judged(term: LossTerm, name: str) -> _Judged | None:
         _logger.warning("no report on %s: it has no samples, or predictions that are none of its classes", name)
         return None
     return _Judged(scores, truth.astype(np.int64), found)
-
-
-def _class_names(datasets_infos: Any, dataset: str, split: str, term: LossTerm, nb_classes: int) -> list[str]:
-    """The names of all classes; those that have none are called by their number."""
-    infos: Any = ((datasets_infos or {}).get(dataset) or {}).get(split) or {}
-    classes_name = cast("OutputClassification", term[Output.output_ref_tag]).target_name
-    mapping: Any = infos.get("output_mappings", {}).get(classes_name, {}).get("mappinginv", {})
-    return [str(mapping.get(index, index)) for index in range(nb_classes)]
 
 
 def _worst_classes(errors: Mapping[int, list[float]], names: list[str]) -> dict[str, list[tuple[int, float]]]:

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from trw_pipeline.errors import MissingExtraError
 from trw_pipeline.files import append_bytes, write_text
@@ -130,29 +130,57 @@ class EventFile(RowFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        try:  # optional
-            from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415
-            from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtraError("a log for TensorBoard", "tensorboard") from error
-        self._events: Any = event_pb2
-        self._summaries: Any = summary_pb2
-        self._writer: Any = RecordWriter
+        self._protocol = event_protocol()
 
     def append(self, row: Row) -> None:
         """Write a row, as one event."""
         now = time.time()  # TensorBoard wants a date; the clock of the training is in `time_s`
-        events: list[Any] = []
-        if not self.path.exists() or not self.path.stat().st_size:
-            events.append(self._events.Event(wall_time=now, file_version="brain.Event:2"))
         scalars = {name: value for name, value in row.items() if name != "epoch"}
-        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        summary = self._summaries.Summary(value=values)
-        events.append(self._events.Event(wall_time=now, step=int(row["epoch"]), summary=summary))
-        records = io.BytesIO()
-        for event in events:
-            self._writer(records).write(event.SerializeToString())
-        append_bytes(self.path, records.getvalue())
+        values = [self._protocol.Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        summary = self._protocol.Summary(value=values)
+        event = self._protocol.Event(wall_time=now, step=int(row["epoch"]), summary=summary)
+        is_new = not self.path.exists() or not self.path.stat().st_size
+        append_bytes(self.path, event_records([event], is_new))
+
+
+class EventProtocol(NamedTuple):
+    """What events for TensorBoard are made of."""
+
+    Event: Any
+    Summary: Any
+    RecordWriter: Any
+
+
+def event_protocol() -> EventProtocol:
+    """Load it.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+    try:
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # noqa: PLC0415 (optional)
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415 (optional)
+    except ImportError as error:
+        raise MissingExtraError("a log for TensorBoard", "tensorboard") from error
+    messages: tuple[Any, Any] = (event_pb2, summary_pb2)
+    return EventProtocol(messages[0].Event, messages[1].Summary, RecordWriter)
+
+
+def event_records(events: Iterable[Any], is_first: bool) -> bytes:
+    """Give the bytes of events as they lie in a file.
+
+    Args:
+        events: what is to be written.
+        is_first: whether they begin the file, which then says first what it is.
+    """
+    protocol = event_protocol()
+    records = io.BytesIO()
+    writer = protocol.RecordWriter(records)
+    if is_first:
+        writer.write(protocol.Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    for event in events:
+        writer.write(event.SerializeToString())
+    return records.getvalue()
 
 
 def _read(path: Path) -> list[list[str]]:
