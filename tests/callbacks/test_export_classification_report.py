@@ -114,7 +114,7 @@ def test_the_text_tells_the_figures_of_scikit_learn_by_the_names_of_the_classes(
     precision = metrics.precision_score(truth, found, average=None)
     assert re.search(rf"^ *cat +{precision[0]:.2f} +0\.50 +0\.50 +2$", text, re.MULTILINE)
     assert re.search(rf"^ *dog <small> +{precision[1]:.2f} +0\.67 +0\.67 +3$", text, re.MULTILINE)
-    assert "1 of 2 cat taken for dog <small>" in text
+    assert "1 of 2: cat taken for dog <small>" in text
     assert text.splitlines()[-2:] == ["0 cat          1 1", "1 dog <small>  1 2"]
     assert "cat" not in text_of(tmp_path, "train")  # of which nobody told the names
 
@@ -123,7 +123,7 @@ def test_of_many_classes_the_text_has_no_matrix(tmp_path):
     callback = CallbackExportClassificationReport(**TEXT_ONLY)
     fit(tmp_path / "many", callback, split([0, 7], [0, 40], 41))
     assert "confusion matrix" not in text_of(tmp_path / "many")
-    assert "1 of 1 7 taken for 40" in text_of(tmp_path / "many")
+    assert "1 of 1: 7 taken for 40" in text_of(tmp_path / "many")
     fit(tmp_path / "some", callback, split([0, 7], [0, 39], 40))
     assert "confusion matrix" in text_of(tmp_path / "some")
 

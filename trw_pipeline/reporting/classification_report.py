@@ -95,7 +95,7 @@ def _typical_errors(matrix: np.ndarray, names: Mapping[int, str]) -> list[str]:
     wrong = matrix - np.diag(np.diag(matrix))
     most_frequent = np.argsort(-wrong, axis=None, kind="stable")[:10]
     return [
-        f"  {wrong[true, found]:>6} of {matrix[true].sum()} {names.get(true, str(true))} taken for "
+        f"  {wrong[true, found]:>6} of {matrix[true].sum()}: {names.get(true, str(true))} taken for "
         f"{names.get(found, str(found))}"
         for true, found in ((int(place) // len(wrong), int(place) % len(wrong)) for place in most_frequent)
         if wrong[true, found]
