@@ -37,7 +37,8 @@ def test_a_chain_with_two_workers_runs_from_an_installed_wheel(tmp_path):
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT)
     [wheel] = tmp_path.glob("*.whl")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(("tests", "benchmarks"))]
-    assert "trw_pipeline/py.typed" in zipfile.ZipFile(wheel).namelist()
+    wanted = {f"trw_pipeline/{name}" for name in ("py.typed", "reporting/page.css", "reporting/page.js")}
+    assert wanted <= set(zipfile.ZipFile(wheel).namelist())
     run(sys.executable, "-m", "venv", tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", wheel)

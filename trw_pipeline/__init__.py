@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from trw_pipeline.callbacks.model_summary import CallbackModelSummary as CallbackModelSummary
     from trw_pipeline.callbacks.monitor import MonitorCallback as MonitorCallback
     from trw_pipeline.callbacks.progress_bar import CallbackProgressBar as CallbackProgressBar
+    from trw_pipeline.callbacks.report import CallbackReport as CallbackReport
     from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor as CallbackResourceMonitor
     from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel as CallbackSaveLastModel
     from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch as CallbackSkipEpoch
@@ -218,6 +219,7 @@ _FILE_OF = {
     "CallbackLearningRateRecorder": "callbacks.learning_rate_recorder",
     "CallbackModelSummary": "callbacks.model_summary",
     "CallbackProgressBar": "callbacks.progress_bar",
+    "CallbackReport": "callbacks.report",
     "CallbackResourceMonitor": "callbacks.resource_monitor",
     "CallbackSaveLastModel": "callbacks.save_last_model",
     "CallbackSkipEpoch": "callbacks.skip_epoch",

@@ -34,6 +34,7 @@ from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRe
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
 from trw_pipeline.callbacks.monitor import MonitorCallback
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
+from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.callbacks.resource_monitor import CallbackResourceMonitor
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.skip_epoch import CallbackSkipEpoch
@@ -99,6 +100,7 @@ CALLBACKS = {
     "model_summary": CallbackModelSummary,
     "monitor": functools.partial(MonitorCallback, warmup_iterations=0),
     "progress_bar": CallbackProgressBar,
+    "report": CallbackReport,
     "resource_monitor": CallbackResourceMonitor,
     "save_last_model": CallbackSaveLastModel,
     "skip_epoch": lambda: CallbackSkipEpoch(2, [CallbackTrainLog()]),

@@ -1,0 +1,148 @@
+"""The pictures that callbacks left in a run folder, as parts of a page."""
+
+from __future__ import annotations
+
+import base64
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trw_pipeline.reporting.markup import Markup, element
+
+NB_PICTURES = 12
+"""Of each kind: a page is to be read. The newest are shown."""
+
+PICTURE_BYTES, ALL_BYTES = 4 * 2**20, 24 * 2**20
+"""Most of one picture, and of all on a page, as files; in the page they take a third more."""
+
+_TITLES = {
+    "-cm": "Confusion matrices",
+    "-ROC": "ROC curves",
+    "worst_samples_by_epoch": "Worst samples",
+    "errors": "Classification errors",
+    "explained": "Explanations",
+    "random_samples": "Samples",
+    "augmentations": "Augmentations",
+    "convolution_kernels": "Convolution kernels",
+    "activations": "Activations",
+    "lr_finder": "Learning rate finder",
+    "lr_recorder": "Learning rates",
+    "": "Other pictures",
+}
+"""End of the name of a file in the run folder, or name of a folder in it -> title, in the order of a page."""
+
+_LEFT_OUT = ("history", "checkpoints", "tensorboard", "logs")
+"""Folders in which there are no pictures, or only curves, which pages draw themselves."""
+
+_SMALL = 160
+"""Pixels up to which a picture is shown at a glance, with its pixels as squares."""
+
+_NB_WORDS, _NB_LINES = 160, 5
+"""Most characters of a line, and lines, of the text of a sample under its picture."""
+
+
+@dataclass
+class Gallery:
+    """Pictures of one kind.
+
+    Attributes:
+        name: folder in the run folder, or end of the names.
+        title: for people.
+        pictures: as elements.
+        nb_left_out: there are so many more.
+    """
+
+    name: str
+    title: str
+    pictures: list[Markup] = field(default_factory=list[Markup])
+    nb_left_out: int = 0
+
+
+def galleries(folder: Path) -> list[Gallery]:
+    """Collect the pictures of a run folder.
+
+    Args:
+        folder: the run folder. PNG files are taken from it and the folders in it; what a link leads to is not, nor what
+            is no complete PNG file.
+
+    Returns:
+        The kinds of which there is a picture, known ones first. Each picture is in the page itself, with the text of
+        its sample, if there is one beside it: `<name>.txt` for `<name>.png` or `<name>_<anything>.png`.
+    """
+    by_kind: dict[str, list[Path]] = {}
+    for path in _png_files(folder):
+        by_kind.setdefault(_kind(path.relative_to(folder)), []).append(path)
+    known = [name for name in _TITLES if name in by_kind]
+    others = sorted(set(by_kind) - set(_TITLES))
+    left_bytes = ALL_BYTES
+    found: list[Gallery] = []
+    for name in [*known, *others]:
+        gallery = Gallery(name, _TITLES.get(name, name))
+        found.append(gallery)
+        newest = sorted(by_kind[name], key=lambda path: (-path.stat().st_mtime_ns, path))[:NB_PICTURES]
+        for path in sorted(newest):
+            data = path.read_bytes() if path.stat().st_size <= min(PICTURE_BYTES, left_bytes) else b""
+            picture = _picture(path, folder, data)
+            if picture is not None:
+                gallery.pictures.append(picture)
+                left_bytes -= len(data)
+        gallery.nb_left_out = len(by_kind[name]) - len(gallery.pictures)
+    return found
+
+
+def _png_files(folder: Path) -> Iterator[Path]:
+    for where, folders, names in os.walk(folder):
+        if Path(where) == folder:
+            folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(where) / name
+            if name.endswith(".png") and not name.startswith(".") and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _kind(path: Path) -> str:
+    if len(path.parts) > 1:
+        return path.parts[0]
+    return next((end for end in ("-cm", "-ROC") if path.stem.endswith(end)), "")
+
+
+def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
+    """A picture with its caption, or None if the data is not a whole PNG file."""
+    if not data.startswith(b"\x89PNG\r\n\x1a\n") or data[-8:-4] != b"IEND" or len(data) < 33:
+        return None
+    width, height = struct.unpack(">II", data[16:24])
+    relative = path.relative_to(folder)
+    name = "/".join(relative.parts[1:] or relative.parts)
+    image = element(
+        "img",
+        src=f"data:image/png;base64,{base64.b64encode(data).decode()}",
+        alt=f"{relative}",
+        width=width,
+        height=height,
+        class_="pixels" if max(width, height) <= _SMALL else None,
+    )
+    lines = [element("br") if number % 2 else text for text in _lines_beside(path) for number in range(2)]
+    return element(
+        "figure", image, element("figcaption", element("strong", name), element("br") if lines else None, lines)
+    )
+
+
+def _lines_beside(path: Path) -> list[str]:
+    """First lines of the text of the sample that the picture shows."""
+    stem = path.stem
+    while stem:
+        text = path.with_name(f"{stem}.txt")
+        if text.is_file() and not text.is_symlink():
+            with text.open(encoding="utf-8", errors="replace") as file:
+                lines = [line.strip() for line, _ in zip(file, range(_NB_LINES), strict=False)]
+            return [line if len(line) <= _NB_WORDS else f"{line[:_NB_WORDS]}..." for line in lines if line]
+        stem = stem.rpartition("_")[0]
+    return []
+
+
+def is_small(gallery: Gallery) -> bool:
+    """Tell whether all pictures are small ones, which stand closer."""
+    return all('class="pixels"' in picture for picture in gallery.pictures)
