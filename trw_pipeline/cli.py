@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trw_pipeline import __version__
 from trw_pipeline.errors import MissingExtraError
+from trw_pipeline.files import write_text
 from trw_pipeline.typing import Backend
 
 if TYPE_CHECKING:
@@ -156,6 +157,37 @@ def brain(
         resume=resume,
     )
     _run(check_options, train, options)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The page; by default report.html in the run folder, comparison.html for several runs."),
+    ] = None,
+) -> None:
+    """Make a page about a run, or one that compares several.
+
+    Of a run that has report.json (of CallbackReport) the page has everything, of one with only trainlog.csv its curves
+    and pictures. The page is one file that a browser opens without a network.
+    """
+    # Imported here: it brings torch, which takes a second that `--help` should not cost.
+    from trw_pipeline.reporting.comparison import comparison_page  # noqa: PLC0415
+    from trw_pipeline.reporting.report import REPORT_FILE, report_page  # noqa: PLC0415
+    from trw_pipeline.reporting.run_record import read_run  # noqa: PLC0415
+
+    try:
+        records = {folder: read_run(folder) for folder in runs}
+        if len(records) == 1:
+            [(folder, record)] = records.items()
+            path, page = output or folder / REPORT_FILE, report_page(record, folder)
+        else:
+            path, page = output or Path("comparison.html"), comparison_page(records)
+        write_text(path, page)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(path)
 
 
 def _run(
