@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trw_pipeline.reporting.run_record import read_run
+
 COMMAND = [sys.executable, "-m", "trw_pipeline", "train"]
 TRAIN = [*COMMAND, "mnist"]
 
@@ -73,10 +75,13 @@ def test_default_options_reach_95_percent_and_leave_the_promised_files(tmp_path)
     assert done.returncode == 0, done.stderr
     assert accuracy_of(done.stdout) >= 0.95
     paths = dict(re.findall(r"^(\S+): (/.+)$", done.stdout, re.MULTILINE))
-    assert set(paths) == {"trainlog.csv", "history", "last.model"}
+    assert set(paths) == {"trainlog.csv", "history", "report.html", "last.model"}
     assert f"run folder: {tmp_path}/mnist_r0" in done.stdout
     assert Path(paths["last.model"]).stat().st_size > 100_000
     assert list(Path(paths["history"]).glob("*.png"))
+    record = read_run(Path(paths["report.html"]).parent)
+    assert (record.state, len(record.epochs)) == ("completed", 5)
+    assert list(record.stages) == ["mnist/train", "mnist/test"]
     assert done.stdout.count("waited for data") == 2 * len(metrics_of(Path(paths["trainlog.csv"]).parent))
     assert "\x1b[" not in done.stdout, "no terminal, no escape sequences"
 

@@ -212,7 +212,7 @@ def _run(
         raise typer.Exit(INTERRUPTED) from None
     for name, value in result.figures.items():
         show(f"{name}: {value:.4f}")
-    for name in ("trainlog.csv", "history", "last.model"):
+    for name in ("trainlog.csv", "history", "report.html", "last.model"):
         show(f"{name}: {result.run_folder / name}")
 
 

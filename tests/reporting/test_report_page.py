@@ -129,6 +129,13 @@ def test_a_report_of_classification_can_be_read_as_it_is(tmp_path):
     assert "class  recall\n&lt;cat&gt;  0.5\n</pre>" in page
 
 
+def test_a_summary_of_the_model_is_shown_with_it(tmp_path):
+    (tmp_path / "model_summary.txt").write_text("layer  FLOPs\n<a>  12\n")
+    page = report_page(record(), tmp_path)
+    assert "Shapes and operations</summary>" in page
+    assert "&lt;a&gt;  12" in page
+
+
 def test_the_page_of_a_folder_is_made_of_what_is_there(tmp_path):
     record().write(tmp_path)
     path = write_report(tmp_path)

@@ -15,6 +15,7 @@ from torch import nn
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
+from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.errors import CheckpointError
 from trw_pipeline.files import write_text
 from trw_pipeline.sequences.sequence import Sequence
@@ -168,6 +169,7 @@ def train(
             CallbackProgressBar(),
             *default_per_epoch_callbacks(show),
             CallbackCheckpoint(),
+            CallbackReport(),
         ]
     )
     try:

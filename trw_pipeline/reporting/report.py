@@ -24,6 +24,9 @@ from trw_pipeline.training.history import INFO, OVERALL_LOSS, RESOURCES
 
 REPORT_FILE = "report.html"
 
+SUMMARY_FILE = "model_summary.txt"
+"""Of `CallbackModelSummary`."""
+
 REFRESH_S = 10.0
 """Seconds after which a browser looks again at the page of a training that goes on."""
 
@@ -128,7 +131,7 @@ def _sections(record: RunRecord, folder: Path, measured: dict[str, list[float]])
     if resources:
         yield "Resources", element("div", resources, class_="charts")
     if record.model:
-        yield "Model", _model(record)
+        yield "Model", list(_model(record, folder))
     if record.options:
         yield "Configuration", plain_table(record.options.items(), "configuration")
     if record.versions:
@@ -188,9 +191,13 @@ def _value(value: float | None) -> Child | tuple[Child, float | None]:
 
 def _texts(folder: Path) -> Iterator[Markup]:
     for path in sorted(folder.glob("*-report.txt")):
-        text = path.read_text(encoding="utf-8", errors="replace")[:TEXT_CHARACTERS]
-        name = path.name.removesuffix("-report.txt")
-        yield element("details", element("summary", name), element("pre", text, tabindex=0))
+        yield _text(path.name.removesuffix("-report.txt"), path)
+
+
+def _text(title: str, path: Path) -> Markup:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(TEXT_CHARACTERS)
+    return element("details", element("summary", title), element("pre", text, tabindex=0))
 
 
 def _gallery(gallery: Gallery) -> list[Markup]:
@@ -286,11 +293,13 @@ def _resource_charts(record: RunRecord) -> Iterator[Markup]:
             yield curve_chart(title, curves)
 
 
-def _model(record: RunRecord) -> list[Markup]:
-    name, _, nb, nb_trained = record.model[0]
+def _model(record: RunRecord, folder: Path) -> Iterator[Markup]:
+    name, layer, nb, nb_trained = record.model[0]
     frozen = "" if nb_trained == nb else f", {nb_trained:,} of them trained"
-    text = element("p", f"{name or record.model[0][1]}: {nb:,} parameters{frozen}.")
+    yield element("p", f"{name or layer}: {nb:,} parameters{frozen}.")
     rows = [(name, layer, (f"{nb:,}", nb), (f"{trained:,}", trained)) for name, layer, nb, trained in record.model[1:]]
-    if not rows:
-        return [text]
-    return [text, table(("module", "layer", "parameters", "trained"), rows, "modules of the model", nb_names=2)]
+    if rows:
+        yield table(("module", "layer", "parameters", "trained"), rows, "modules of the model", nb_names=2)
+    summary = folder / SUMMARY_FILE
+    if summary.is_file():
+        yield _text("Shapes and operations", summary)
