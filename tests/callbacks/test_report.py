@@ -91,7 +91,7 @@ def test_a_resumed_training_goes_on_in_its_report(fit, tmp_path):
         fit(trainer(CallbackReport(), CallbackCheckpoint(), Dies()), num_epochs=4)
     folder = tmp_path / "default_r0"
     before = read_run(folder)
-    assert (before.state, len(before.epochs)) == ("interrupted", 2)
+    assert (before.state, before.error, len(before.epochs)) == ("interrupted", "KeyboardInterrupt", 2)
     _, result = fit(trainer(CallbackReport(), CallbackCheckpoint()), num_epochs=4, resume=folder)
     after = read_run(folder)
     assert after.epochs == result["history"][:4], "each epoch once"

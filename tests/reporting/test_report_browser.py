@@ -184,6 +184,18 @@ def test_all_images_are_shown(opened):
     assert widths == [800, 28]
 
 
+def test_a_picture_takes_the_whole_width_at_a_click(opened):
+    page = opened("report")
+    button = page.find_element("css selector", "#explanations button")
+    script = "const figure = arguments[0].closest('figure'); return figure.offsetWidth / figure.parentNode.offsetWidth"
+    assert page.execute_script(script, button) < 0.5
+    page.execute_script("arguments[0].click()", button)
+    assert page.execute_script(script, button) == 1
+    assert button.get_attribute("aria-expanded") == "true"
+    page.execute_script("arguments[0].click()", button)
+    assert page.execute_script(script, button) < 0.5
+
+
 def rows(page, column):
     script = """
     const table = [...document.querySelectorAll("#model table")][0];

@@ -88,3 +88,15 @@ def test_links_are_not_followed(tmp_path):
     (run / "a-cm.png").symlink_to(tmp_path / "elsewhere" / "secret.png")
     (run / "explained").symlink_to(tmp_path / "elsewhere")
     assert galleries(run) == []
+
+
+def test_a_picture_that_goes_while_they_are_collected_is_left_out(tmp_path, monkeypatch):
+    write_png(tmp_path / "a-cm.png")
+    found = run_pictures._png_files
+
+    def then_removed(folder):
+        yield from found(folder)
+        (tmp_path / "a-cm.png").unlink()
+
+    monkeypatch.setattr(run_pictures, "_png_files", then_removed)
+    assert [(gallery.pictures, gallery.nb_left_out) for gallery in galleries(tmp_path)] == [([], 1)]

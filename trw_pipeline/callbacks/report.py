@@ -148,7 +148,7 @@ class CallbackReport(Callback):
         return RunRecord(
             name=run.log_dir.name,
             state=state,
-            error="" if run.error is None else f"{type(run.error).__name__}: {run.error}"[:_NB_CHARACTERS],
+            error=_error_text(run.error),
             started=self._started,
             updated=time.time(),
             elapsed_s=self._time.elapsed_s if is_timed else None,
@@ -162,6 +162,13 @@ class CallbackReport(Callback):
             options=dict(_options(run.options)) | _optimizers(run),
             versions=_versions(run.device),
         )
+
+
+def _error_text(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    text = str(error)
+    return f"{type(error).__name__}{': ' if text else ''}{text}"[:_NB_CHARACTERS]
 
 
 def _stages_of(split: Watched) -> Stages:

@@ -77,6 +77,14 @@ for (const svg of document.querySelectorAll("svg[data-epochs]")) {
   });
 }
 
+// A picture takes the whole width, and gives it back.
+for (const button of document.querySelectorAll(".pictures button")) {
+  button.addEventListener("click", () => {
+    const isWhole = button.closest("figure").classList.toggle("whole");
+    button.setAttribute("aria-expanded", isWhole);
+  });
+}
+
 // A run that is killed can not say so: its page tells how long there has been no news.
 for (const note of document.querySelectorAll("[data-updated]")) {
   const silent_s = Date.now() / 1000 - Number(note.dataset.updated);

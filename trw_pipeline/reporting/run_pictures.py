@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from trw_pipeline.reporting.markup import Markup, element
 
@@ -71,9 +74,9 @@ def galleries(folder: Path) -> list[Gallery]:
         The kinds of which there is a picture, known ones first. Each picture is in the page itself, with the text of
         its sample, if there is one beside it: `<name>.txt` for `<name>.png` or `<name>_<anything>.png`.
     """
-    by_kind: dict[str, list[Path]] = {}
-    for path in _png_files(folder):
-        by_kind.setdefault(_kind(path.relative_to(folder)), []).append(path)
+    by_kind: dict[str, list[_File]] = {}
+    for file in _png_files(folder):
+        by_kind.setdefault(_kind(file.path.relative_to(folder)), []).append(file)
     known = [name for name in _TITLES if name in by_kind]
     others = sorted(set(by_kind) - set(_TITLES))
     left_bytes = ALL_BYTES
@@ -81,10 +84,10 @@ def galleries(folder: Path) -> list[Gallery]:
     for name in [*known, *others]:
         gallery = Gallery(name, _TITLES.get(name, name))
         found.append(gallery)
-        newest = sorted(by_kind[name], key=lambda path: (-path.stat().st_mtime_ns, path))[:NB_PICTURES]
-        for path in sorted(newest):
-            data = path.read_bytes() if path.stat().st_size <= min(PICTURE_BYTES, left_bytes) else b""
-            picture = _picture(path, folder, data)
+        newest = sorted(by_kind[name], key=lambda file: (-file.time_ns, file.path))[:NB_PICTURES]
+        for file in sorted(newest):
+            data = _read(file.path) if file.size <= min(PICTURE_BYTES, left_bytes) else b""
+            picture = _picture(file.path, folder, data)
             if picture is not None:
                 gallery.pictures.append(picture)
                 left_bytes -= len(data)
@@ -92,15 +95,32 @@ def galleries(folder: Path) -> list[Gallery]:
     return found
 
 
-def _png_files(folder: Path) -> Iterator[Path]:
+class _File(NamedTuple):
+    path: Path
+    size: int
+    time_ns: int
+
+
+def _png_files(folder: Path) -> Iterator[_File]:
     for where, folders, names in os.walk(folder):
         if Path(where) == folder:
             folders[:] = [name for name in folders if name not in _LEFT_OUT]
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
+            if not name.endswith(".png") or name.startswith("."):
+                continue
             path = Path(where) / name
-            if name.endswith(".png") and not name.startswith(".") and path.is_file() and not path.is_symlink():
-                yield path
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed it meanwhile
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    yield _File(path, status.st_size, status.st_mtime_ns)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:  # the same
+        return b""
 
 
 def _kind(path: Path) -> str:
@@ -125,8 +145,9 @@ def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
         class_="pixels" if max(width, height) <= _SMALL else None,
     )
     lines = [element("br") if number % 2 else text for text in _lines_beside(path) for number in range(2)]
+    shown = element("button", image, type="button", aria_expanded="false")
     return element(
-        "figure", image, element("figcaption", element("strong", name), element("br") if lines else None, lines)
+        "figure", shown, element("figcaption", element("strong", name), element("br") if lines else None, lines)
     )
 
 
