@@ -21,6 +21,7 @@ def test_pictures_are_found_by_what_they_show(tmp_path):
     for name in (
         "y-d-valid-cm.png",
         "y-d-valid-ROC.png",
+        "y-d-valid-history.png",
         "explained/a.png",
         "errors/d/b.png",
         "mine/c.png",
@@ -31,6 +32,7 @@ def test_pictures_are_found_by_what_they_show(tmp_path):
     assert list(found.items()) == [
         ("Confusion matrices", 1),
         ("ROC curves", 1),
+        ("Errors of each class", 1),
         ("Classification errors", 1),
         ("Explanations", 1),
         ("Other pictures", 1),
@@ -39,7 +41,7 @@ def test_pictures_are_found_by_what_they_show(tmp_path):
 
 
 def test_curves_that_the_page_draws_itself_are_left_out(tmp_path):
-    for name in ("history/loss.png", "checkpoints/x.png", ".hidden/x.png", ".x.png"):
+    for name in ("history/loss.png", "lr_recorder/d.png", "checkpoints/x.png", ".hidden/x.png", ".x.png"):
         write_png(tmp_path / name)
     assert galleries(tmp_path) == []
 
@@ -58,11 +60,11 @@ def test_a_picture_is_in_the_page_with_its_size_and_the_text_of_its_sample(tmp_p
 
 def test_the_newest_of_a_kind_are_shown_and_the_others_counted(tmp_path):
     for number in range(15):
-        write_png(tmp_path / "explained" / f"{number:02}.png", at=1000 + number)
+        write_png(tmp_path / "explained" / f"s{number}.png", at=1000 + number)
     (gallery,) = galleries(tmp_path)
     assert gallery.nb_left_out == 3
-    assert "03.png" in gallery.pictures[0], "in the order of their names"
-    assert "14.png" in gallery.pictures[-1]
+    assert "s3.png" in gallery.pictures[0], "in the order of the numbers in their names"
+    assert "s14.png" in gallery.pictures[-1]
 
 
 def test_all_pictures_together_have_a_bound(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from trw_pipeline.reporting.metric_direction import metric_direction
 from trw_pipeline.reporting.number_text import date_text, number_text, percent_text
 from trw_pipeline.reporting.run_overview import overview
 from trw_pipeline.reporting.run_phases import device_wait_share, phases_part, read_measurements
-from trw_pipeline.reporting.run_pictures import Gallery, galleries, is_small
+from trw_pipeline.reporting.run_pictures import OF_CLASSES, Gallery, galleries, is_small
 from trw_pipeline.reporting.run_record import RunRecord, read_run
 from trw_pipeline.training.history import INFO, OVERALL_LOSS, RESOURCES
 
@@ -117,11 +117,12 @@ def _sections(record: RunRecord, folder: Path, measured: dict[str, list[float]])
         yield "Curves", element("div", charts, class_="charts")
     if record.metrics():
         yield "Metrics", _metric_table(record)
+    found = galleries(folder)
+    yield from ((gallery.title, _gallery(gallery)) for gallery in found if gallery.name in OF_CLASSES)
     texts = list(_texts(folder))
     if texts:
         yield "Classification", texts
-    for gallery in galleries(folder):
-        yield gallery.title, _gallery(gallery)
+    yield from ((gallery.title, _gallery(gallery)) for gallery in found if gallery.name not in OF_CLASSES)
     speeds = list(_speeds(record, measured))
     if speeds:
         yield "Speed", speeds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ PICTURE_BYTES, ALL_BYTES = 4 * 2**20, 24 * 2**20
 _TITLES = {
     "-cm": "Confusion matrices",
     "-ROC": "ROC curves",
+    "-history": "Errors of each class",
     "worst_samples_by_epoch": "Worst samples",
     "errors": "Classification errors",
     "explained": "Explanations",
@@ -31,12 +33,14 @@ _TITLES = {
     "convolution_kernels": "Convolution kernels",
     "activations": "Activations",
     "lr_finder": "Learning rate finder",
-    "lr_recorder": "Learning rates",
     "": "Other pictures",
 }
 """End of the name of a file in the run folder, or name of a folder in it -> title, in the order of a page."""
 
-_LEFT_OUT = ("history", "checkpoints", "tensorboard", "logs")
+OF_CLASSES = ("-cm", "-ROC", "-history")
+"""Ends of the names that `CallbackExportClassificationReport` gives."""
+
+_LEFT_OUT = ("history", "lr_recorder", "checkpoints", "tensorboard", "logs")
 """Folders in which there are no pictures, or only curves, which pages draw themselves."""
 
 _SMALL = 160
@@ -85,7 +89,7 @@ def galleries(folder: Path) -> list[Gallery]:
         gallery = Gallery(name, _TITLES.get(name, name))
         found.append(gallery)
         newest = sorted(by_kind[name], key=lambda file: (-file.time_ns, file.path))[:NB_PICTURES]
-        for file in sorted(newest):
+        for file in sorted(newest, key=lambda file: _by_numbers(file.path)):
             data = _read(file.path) if file.size <= min(PICTURE_BYTES, left_bytes) else b""
             picture = _picture(file.path, folder, data)
             if picture is not None:
@@ -126,7 +130,12 @@ def _read(path: Path) -> bytes:
 def _kind(path: Path) -> str:
     if len(path.parts) > 1:
         return path.parts[0]
-    return next((end for end in ("-cm", "-ROC") if path.stem.endswith(end)), "")
+    return next((end for end in OF_CLASSES if path.stem.endswith(end)), "")
+
+
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """Sorts `filter_2` before `filter_10`."""
+    return [(int(word or 0), rest) for word, rest in re.findall(r"(\d*)(\D*)", str(path))]
 
 
 def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
