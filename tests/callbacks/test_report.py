@@ -8,6 +8,7 @@ from toy_trainer import broken, datasets, fitting_in, trainer
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
 from trw_pipeline.callbacks.early_stopping import CallbackEarlyStopping
+from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.reporting.run_record import read_run
 from trw_pipeline.sequences.samplers import SamplerSequential
@@ -161,6 +162,14 @@ def test_model_options_and_versions_are_told(fit, tmp_path):
 def test_it_writes_a_report_at_the_one_moment_of_the_other_lists(fit, tmp_path, where, state):
     fit(trainer(**{where: [CallbackReport()]}))
     assert read_run(tmp_path / "default_r0").state == state
+
+
+@pytest.mark.slow
+def test_it_has_the_pictures_that_callbacks_after_the_training_leave(fit, tmp_path):
+    fit(trainer(CallbackReport(), post=[CallbackExportClassificationReport()]))
+    page = page_text(tmp_path / "default_r0")
+    assert page.count('<img src="data:image/png;base64,') == len(list((tmp_path / "default_r0").glob("*.png"))) > 0
+    assert "Confusion matrices" in page_of(tmp_path / "default_r0")
 
 
 def test_an_evaluation_without_training_has_a_report_too(fit, tmp_path):

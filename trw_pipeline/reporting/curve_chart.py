@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
-from trw_pipeline.reporting.history_plot import Curve
 from trw_pipeline.reporting.markup import Markup, element
 from trw_pipeline.reporting.number_text import number_text
+
+EpochCurve: TypeAlias = Sequence[tuple[int, float]]
+"""Points (epoch, value), epochs rising."""
 
 NB_COLOURS = 8
 """Curves that have a colour of their own; the next ones have them again, dashed."""
@@ -22,7 +25,7 @@ _LOG_RATIO = 30.0  # Positive values that differ by more are shown on a logarith
 
 def curve_chart(
     title: str,
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, EpochCurve],
     colours: Mapping[str, int] | None = None,
     best: Mapping[str, int] | None = None,
     as_percent: bool = False,
