@@ -193,6 +193,8 @@ def test_a_run_that_is_killed_goes_on_to_the_same_end(program, tmp_path, monkeyp
     assert [row["epoch"] for row in log] == ["0", "1"]
     assert log == metrics_of(tmp_path / "whole" / "mnist_r0")
     assert [path.name for path in (tmp_path / "killed").iterdir()] == ["mnist_r0"]
+    record = read_run(tmp_path / "killed" / "mnist_r0")
+    assert (record.state, len(record.epochs)) == ("completed", 2)
 
 
 def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:

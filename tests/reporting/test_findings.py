@@ -1,6 +1,6 @@
 import math
 
-from trw_pipeline.reporting.findings import best_of, findings_of, main_metric, mean_speed, wait_share
+from trw_pipeline.reporting.findings import Wait, best_of, findings_of, loop_wait, main_metric, mean_speed
 from trw_pipeline.reporting.run_record import RunRecord, Stages
 
 
@@ -18,8 +18,9 @@ def record(epochs, **changed):
     return RunRecord(**{**given, **changed})
 
 
-def found(epochs, share_waited=None, **changed):
-    return [(one.level, one.subject) for one in findings_of(record(epochs, **changed), share_waited)]
+def found(epochs, share=None, **changed):
+    wait = None if share is None else Wait(share, "device")
+    return [(one.level, one.subject) for one in findings_of(record(epochs, **changed), wait)]
 
 
 def test_a_training_that_went_well_has_no_findings():
@@ -56,9 +57,9 @@ def test_waiting_is_judged_and_what_limits_is_named():
     epochs = [entry(2.0), entry(1.0)]
     assert found(epochs, 0.04, stages=stages) == []
     assert found(epochs, 0.1, stages=stages) == [("fair", "Data")]
-    (one,) = findings_of(record(epochs, stages=stages), 0.5)
+    (one,) = findings_of(record(epochs, stages=stages), Wait(0.5, "device"))
     assert one.level == "bad"
-    assert one.text == "The device waited for data 50 % of the training time. 'load' limits."
+    assert one.text == "The device waited for data 50 % of the time of training. 'load' limits."
 
 
 def test_failed_samples_and_lost_workers_are_told():
@@ -77,9 +78,9 @@ def test_the_share_waited_is_by_time_and_without_the_start():
         entry(1.0, wait_s=1.0, time_s=2.0, samples_per_s=10.0),
         entry(1.0, wait_s=1.0, time_s=8.0, samples_per_s=20.0),
     ]
-    assert wait_share(record(epochs)) == 0.2
-    assert wait_share(record(epochs[:1])) == 0.9
-    assert wait_share(record([entry(1.0)])) is None
+    assert loop_wait(record(epochs)) == (0.2, "loop")
+    assert loop_wait(record(epochs[:1])) == (0.9, "loop")
+    assert loop_wait(record([entry(1.0)])) is None
     assert mean_speed(record(epochs), "train") == 15.0
 
 

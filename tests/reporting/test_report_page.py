@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from trw_pipeline.reporting.computational_summary import computational_table
 from trw_pipeline.reporting.report import report_page, write_report
 from trw_pipeline.reporting.run_record import RunRecord, Stages
 
@@ -74,10 +75,19 @@ def test_the_head_says_in_a_glance_how_it_went(tmp_path):
     text = shown(report_page(record(), tmp_path)).partition("Curves")[0]
     assert "Completed 2 epochs 8 s" in text
     assert "d · valid · y · error 0.125 best in epoch 1: 0.25" in text, "the final evaluation, and the best epoch"
-    assert "Device waited 25 %" in text
+    assert "The loop waited for data 25 % of the time of training" in text
     assert "Training speed 4 samples/s an epoch takes 4 s" in text
     assert "Needs attention 1 finding" in text
-    assert "The device waited for data 25 % of the training time. load limits." in text
+    assert "The loop waited for data 25 % of the time of training. load limits." in text
+
+
+def test_what_the_device_waited_counts_where_it_was_measured(tmp_path):
+    (tmp_path / "logs").mkdir()
+    table = computational_table({"Epoch device wait share": [0.9, 0.01]})
+    (tmp_path / "logs" / "computational.tsv").write_text(table)
+    text = shown(report_page(record(), tmp_path)).partition("Curves")[0]
+    assert "The device waited for data 1.0 %" in text
+    assert "Nothing conspicuous" in text
 
 
 def test_the_table_of_metrics_tells_first_last_best_and_final(tmp_path):

@@ -1,7 +1,7 @@
 import re
 
 from trw_pipeline.reporting.computational_summary import computational_table
-from trw_pipeline.reporting.run_phases import device_wait_share, phases_part, read_measurements
+from trw_pipeline.reporting.run_phases import device_wait, phases_part, read_measurements
 
 MEASURED = {
     "Training data loading (s)": [0.01, 0.03],
@@ -26,12 +26,12 @@ def test_phases_are_shown_by_their_share_of_an_iteration(tmp_path):
 
 
 def test_the_wait_of_the_device_is_its_mean_without_the_start(tmp_path):
-    assert device_wait_share(written(tmp_path, MEASURED)) == 0.5
-    assert device_wait_share({"Epoch device wait share": [0.9]}) == 0.9
+    assert device_wait(written(tmp_path, MEASURED)) == (0.5, "device")
+    assert device_wait({"Epoch device wait share": [0.9]}) == (0.9, "device")
 
 
 def test_without_measurements_there_is_no_such_part(tmp_path):
     assert read_measurements(tmp_path) == {}
-    assert device_wait_share({}) is None
+    assert device_wait({}) is None
     assert phases_part({}) is None
     assert phases_part(written(tmp_path, {"Training (s)": [1.0]})) is None

@@ -43,6 +43,8 @@ def test_a_loss_that_is_the_overall_loss_is_not_listed_twice():
     assert record().metrics() == [("d", "train", "overall_loss", "loss"), ("d", "train", "y", "error")]
     other = [{"d": {"train": {"overall_loss": {"loss": 3.0}, "y": {"loss": 1.0}, "z": {"loss": 2.0}}}}]
     assert len(record(epochs=other).metrics()) == 3
+    nan = [{"d": {"train": {"overall_loss": {"loss": math.nan}, "y": {"loss": math.nan}}}}]
+    assert len(record(epochs=nan).metrics()) == 1
 
 
 def test_measurements_of_machine_and_loop_are_no_metrics():

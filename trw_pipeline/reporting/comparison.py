@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from trw_pipeline.reporting.curve_chart import colour_class, curve_chart
-from trw_pipeline.reporting.findings import best_of, main_metric, mean_speed, wait_share
+from trw_pipeline.reporting.findings import best_of, loop_wait, main_metric, mean_speed
 from trw_pipeline.reporting.markup import Child, Markup, element, page, table
 from trw_pipeline.reporting.metric_direction import best_index, metric_direction
 from trw_pipeline.reporting.number_text import duration_text, number_text, percent_text
@@ -76,7 +76,7 @@ def _verdict(named: Mapping[str, RunRecord]) -> Markup | None:
 def _run_table(named: Mapping[str, RunRecord]) -> Markup:
     rows: list[list[Child | tuple[Child, float | None]]] = []
     for name, record in named.items():
-        speed, waited = mean_speed(record, record.train_split), wait_share(record)
+        speed, waited = mean_speed(record, record.train_split), loop_wait(record)
         rows.append(
             [
                 name,
@@ -84,10 +84,10 @@ def _run_table(named: Mapping[str, RunRecord]) -> Markup:
                 len(record.epochs),
                 "" if record.elapsed_s is None else (duration_text(record.elapsed_s), record.elapsed_s),
                 "" if speed is None else (number_text(round(speed, 1)), speed),
-                "" if waited is None else (percent_text(waited), waited),
+                "" if waited is None else (percent_text(waited.share), waited.share),
             ]
         )
-    return table(("run", "state", "epochs", "time", "samples/s", "device waited"), rows, "runs", nb_names=2)
+    return table(("run", "state", "epochs", "time", "samples/s", "waited for data"), rows, "runs", nb_names=2)
 
 
 def _best_table(named: Mapping[str, RunRecord], paths: list[MetricPath]) -> list[Markup]:

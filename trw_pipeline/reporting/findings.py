@@ -15,7 +15,7 @@ from trw_pipeline.training.history import INFO, OVERALL_LOSS
 Level: TypeAlias = Literal["good", "fair", "bad"]
 
 WAITED_FAIR, WAITED_BAD = 0.05, 0.25
-"""Shares of its time that a device may wait before it is worth a look, and before it is a fault. From experience."""
+"""Shares of its time that a training may wait before it is worth a look, and before it is a fault. From experience."""
 
 RISEN = 0.1
 """A loss that has risen from its best by this share of what it had fallen before, and for `NB_RISEN` epochs, counts."""
@@ -31,14 +31,26 @@ class Finding(NamedTuple):
     text: str
 
 
-def findings_of(record: RunRecord, share_waited: float | None) -> list[Finding]:
+class Wait(NamedTuple):
+    """How long a training waited for data.
+
+    Attributes:
+        share: of its time, in [0, 1].
+        who: a device that is not the CPU works on while the loop waits, so the wait of one is not that of the other.
+    """
+
+    share: float
+    who: Literal["device", "loop"]
+
+
+def findings_of(record: RunRecord, wait: Wait | None) -> list[Finding]:
     """Find what somebody should look at, the worst first; empty where nothing is conspicuous.
 
     Args:
         record: of the training.
-        share_waited: share of its time, in [0, 1], that the device waited for data; None where that is not known.
+        wait: for data; None where that is not known.
     """
-    found = [*_of_end(record), *_of_losses(record), *_of_wait(record, share_waited), *_of_stages(record)]
+    found = [*_of_end(record), *_of_losses(record), *_of_wait(record, wait), *_of_stages(record)]
     return sorted(found, key=lambda finding: finding.level != "bad")
 
 
@@ -63,8 +75,8 @@ def best_of(record: RunRecord, path: MetricPath) -> tuple[int, float] | None:
     return None if best is None else curve[best]
 
 
-def wait_share(record: RunRecord) -> float | None:
-    """Give the share of the time that splits which are trained on waited for data, over all epochs, in [0, 1].
+def loop_wait(record: RunRecord) -> Wait | None:
+    """Tell how long the loop waited for data in splits that are trained on, over all epochs.
 
     Epoch 0, in which workers start, counts only where there is no other.
     """
@@ -77,11 +89,11 @@ def wait_share(record: RunRecord) -> float | None:
         if split == record.train_split and {"wait_s", "time_s"} <= info.keys()
     ]
     time_s = sum(time_s for _, time_s in waits)
-    return min(sum(wait_s for wait_s, _ in waits) / time_s, 1.0) if time_s > 0 else None
+    return Wait(min(sum(wait_s for wait_s, _ in waits) / time_s, 1.0), "loop") if time_s > 0 else None
 
 
 def wait_level(share: float) -> Level:
-    """Judge the share of the time that a device waited."""
+    """Judge the share of the time that was spent waiting."""
     return "good" if share < WAITED_FAIR else "fair" if share < WAITED_BAD else "bad"
 
 
@@ -137,13 +149,13 @@ def _of_rise(name: str, curve: list[tuple[int, float]]) -> Iterator[Finding]:
         )
 
 
-def _of_wait(record: RunRecord, share: float | None) -> Iterator[Finding]:
-    if share is None or wait_level(share) == "good":
+def _of_wait(record: RunRecord, wait: Wait | None) -> Iterator[Finding]:
+    if wait is None or wait_level(wait.share) == "good":
         return
     of_training = [stages for name, stages in record.stages.items() if name.endswith(f"/{record.train_split}")]
     limit = f" {of_training[0].limit}" if of_training else ""
-    text = f"The device waited for data {percent_text(share)} of the training time.{limit}"
-    yield Finding(wait_level(share), "Data", text)
+    text = f"The {wait.who} waited for data {percent_text(wait.share)} of the time of training.{limit}"
+    yield Finding(wait_level(wait.share), "Data", text)
 
 
 def _of_stages(record: RunRecord) -> Iterator[Finding]:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from trw_pipeline.files import write_text
 from trw_pipeline.reporting.curve_chart import curve_chart
-from trw_pipeline.reporting.findings import best_of, wait_share
+from trw_pipeline.reporting.findings import best_of, loop_wait
 from trw_pipeline.reporting.markup import Child, Markup, element, page, plain_table, table
 from trw_pipeline.reporting.metric_direction import metric_direction
 from trw_pipeline.reporting.number_text import date_text, number_text, percent_text
 from trw_pipeline.reporting.run_overview import overview
-from trw_pipeline.reporting.run_phases import device_wait_share, phases_part, read_measurements
+from trw_pipeline.reporting.run_phases import device_wait, phases_part, read_measurements
 from trw_pipeline.reporting.run_pictures import OF_CLASSES, Gallery, galleries, is_small
 from trw_pipeline.reporting.run_record import RunRecord, read_run
 from trw_pipeline.training.history import INFO, OVERALL_LOSS, RESOURCES
@@ -88,9 +88,6 @@ def report_page(record: RunRecord, folder: Path) -> str:
         A page of HTML that loads nothing; while the training goes on, a browser reads it again every `REFRESH_S`.
     """
     measured = read_measurements(folder)
-    share_waited = device_wait_share(measured)
-    if share_waited is None:
-        share_waited = wait_share(record)
     sections = list(_sections(record, folder, measured))
     links = [element("li", element("a", title, href=f"#{_anchor(title)}")) for title, _ in sections]
     parts = [
@@ -98,7 +95,7 @@ def report_page(record: RunRecord, folder: Path) -> str:
         for title, content in sections
     ]
     body = [
-        overview(record, share_waited),
+        overview(record, device_wait(measured) or loop_wait(record)),
         element("nav", element("ul", links), aria_label="parts of this page"),
         element("main", parts),
         element("footer", f"{folder.resolve()}, as of {date_text(record.updated)}"),

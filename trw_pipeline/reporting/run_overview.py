@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from trw_pipeline.reporting.findings import (
     Finding,
     Level,
+    Wait,
     best_of,
     findings_of,
     main_metric,
@@ -24,12 +25,12 @@ _SILENT_S, _SILENT_EPOCHS = 600.0, 5
 _VERDICTS: dict[Level, str] = {"good": "Nothing conspicuous", "fair": "Worth a look", "bad": "Needs attention"}
 
 
-def overview(record: RunRecord, share_waited: float | None) -> Markup:
-    """Show name and state of a training, its result, its speed, how long the device waited, and what is wrong."""
-    found = findings_of(record, share_waited)
+def overview(record: RunRecord, wait: Wait | None) -> Markup:
+    """Show name and state of a training, its result, its speed, how long it waited for data, and what is wrong."""
+    found = findings_of(record, wait)
     tiles = [
         *_result_tile(record, found),
-        *_wait_tile(share_waited),
+        *_wait_tile(wait),
         *_speed_tile(record),
         *_findings_tile(record, found),
     ]
@@ -99,10 +100,10 @@ def _result_tile(record: RunRecord, found: Sequence[Finding]) -> Iterator[Markup
     yield _tile(metric_title(path), number_text(value), text, levels[0] if levels else "good")
 
 
-def _wait_tile(share: float | None) -> Iterator[Markup]:
-    if share is not None:
-        text = "of the time of training, for data" if share else "never, for data"
-        yield _tile("Device waited", percent_text(share), text, wait_level(share))
+def _wait_tile(wait: Wait | None) -> Iterator[Markup]:
+    if wait is not None:
+        title, text = f"The {wait.who} waited for data", "of the time of training"
+        yield _tile(title, percent_text(wait.share), text, wait_level(wait.share))
 
 
 def _speed_tile(record: RunRecord) -> Iterator[Markup]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trw_pipeline.reporting.computational_summary import TRAINED, WAIT_SHARE, time_column
 from trw_pipeline.reporting.curve_chart import colour_class
+from trw_pipeline.reporting.findings import Wait
 from trw_pipeline.reporting.markup import Markup, element, table
 from trw_pipeline.reporting.number_text import number_text, percent_text
 
@@ -40,10 +41,10 @@ def read_measurements(folder: Path) -> dict[str, list[float]]:
     return columns
 
 
-def device_wait_share(measured: dict[str, list[float]]) -> float | None:
-    """Give the mean share of the time, in [0, 1], that the device waited; without epoch 0 if there are more."""
+def device_wait(measured: dict[str, list[float]]) -> Wait | None:
+    """Tell how long the device waited for data, in the mean of the epochs; without epoch 0 if there are more."""
     shares = [share for share in measured.get(WAIT_SHARE, []) if math.isfinite(share)]
-    return statistics.fmean(shares[1:] or shares) if shares else None
+    return Wait(statistics.fmean(shares[1:] or shares), "device") if shares else None
 
 
 def phases_part(measured: dict[str, list[float]]) -> Markup | None:

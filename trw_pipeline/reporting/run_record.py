@@ -113,10 +113,11 @@ class RunRecord:
             return False
         entries = [*self.epochs, self.final or {}]
         splits = [outputs for entry in entries for outputs in entry.get(dataset, {}).values() if output in outputs]
-        return all(
-            math.isclose(outputs[output].get("loss", math.nan), outputs.get(OVERALL_LOSS, {}).get("loss", math.nan))
+        losses = [
+            (outputs[output].get("loss", math.nan), outputs.get(OVERALL_LOSS, {}).get("loss", math.nan))
             for outputs in splits
-        )
+        ]
+        return all(math.isclose(loss, overall) or (loss != loss and overall != overall) for loss, overall in losses)
 
     def write(self, folder: Path) -> None:
         """Write `report.json`, atomically."""
