@@ -1,5 +1,5 @@
 import io
-import os
+import re
 
 import pytest
 from PIL import Image
@@ -8,13 +8,11 @@ from trw_pipeline.reporting import run_pictures
 from trw_pipeline.reporting.run_pictures import galleries, is_small
 
 
-def write_png(path, size=(8, 6), at=None):
+def write_png(path, size=(8, 6)):
     path.parent.mkdir(parents=True, exist_ok=True)
     data = io.BytesIO()
     Image.new("RGB", size, "red").save(data, format="PNG")
     path.write_bytes(data.getvalue())
-    if at is not None:
-        os.utime(path, (at, at))
 
 
 def test_pictures_are_found_by_what_they_show(tmp_path):
@@ -48,23 +46,51 @@ def test_curves_that_the_page_draws_itself_are_left_out(tmp_path):
 
 def test_a_picture_is_in_the_page_with_its_size_and_the_text_of_its_sample(tmp_path):
     write_png(tmp_path / "explained" / "d_valid_s3_image.png", (8, 6))
-    (tmp_path / "explained" / "d_valid_s3.txt").write_text("uid: 3\ntruth: <cat>\n" + "x" * 500 + "\n")
+    (tmp_path / "explained" / "d_valid_s3.txt").write_text(
+        "uid: 3\nimage: float32 (6, 8), in d_valid_s3_image.png\ntruth: <cat>\n" + "x" * 500 + "\n"
+    )
     (gallery,) = galleries(tmp_path)
     (picture,) = gallery.pictures
     assert 'src="data:image/png;base64,iVBORw0KGgo' in picture
     assert 'width="8" height="6"' in picture
     assert "uid: 3<br>truth: &lt;cat&gt;<br>" in picture
     assert f"{'x' * 160}...<" in picture
-    assert is_small(gallery)
+    assert is_small(picture)
+    write_png(tmp_path / "explained" / "d_valid_s3_image.png", (161, 6))
+    assert not is_small(galleries(tmp_path)[0].pictures[0])
 
 
-def test_the_newest_of_a_kind_are_shown_and_the_others_counted(tmp_path):
+def names_of(gallery):
+    return re.findall(r"<strong>(.*?)</strong>", "".join(gallery.pictures))
+
+
+def test_of_many_the_first_are_shown_and_the_others_counted(tmp_path):
     for number in range(15):
-        write_png(tmp_path / "explained" / f"s{number}.png", at=1000 + number)
+        write_png(tmp_path / "explained" / f"s{number}.png")
     (gallery,) = galleries(tmp_path)
     assert gallery.nb_left_out == 3
-    assert "s3.png" in gallery.pictures[0], "in the order of the numbers in their names"
-    assert "s14.png" in gallery.pictures[-1]
+    assert names_of(gallery) == [f"s{number}" for number in range(12)], "in the order of the numbers"
+
+
+def test_those_of_the_newest_epoch_are_shown(tmp_path):
+    for epoch in (2, 10, 9):
+        write_png(tmp_path / "samples" / f"d_s0_e{epoch}_image.png")
+        write_png(tmp_path / "convolution_kernels" / f"kernel0_filter0_iter_{epoch}.png")
+    assert [names_of(gallery) for gallery in galleries(tmp_path)] == [
+        ["d_s0_e10_image"],
+        ["kernel0_filter0_iter_10"],
+    ]
+
+
+def test_splits_and_algorithms_share_the_room_there_is(tmp_path):
+    write_png(tmp_path / "worst_samples_by_epoch" / "test.png")
+    for number in range(20):
+        for split in ("test", "train"):
+            write_png(tmp_path / "worst_samples_by_epoch" / f"{split}_s{number}.png")
+    (gallery,) = galleries(tmp_path)
+    shown = names_of(gallery)
+    assert [sum(name.startswith(split) for name in shown) for split in ("test_", "train_")] == [6, 5]
+    assert {"test", "test_s0", "train_s0"} <= set(shown), "the worst first"
 
 
 def test_all_pictures_together_have_a_bound(tmp_path, monkeypatch):

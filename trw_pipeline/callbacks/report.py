@@ -35,7 +35,7 @@ class CallbackReport(Callback):
     what is wrong, if anything is: a loss that is no number or has not fallen, overfitting, failed samples. Below are
     the curves of all metrics with their best epochs, speed, the stages of the chains and what limits them, resources
     (of `CallbackResourceMonitor`), the phases of an iteration (of `MonitorCallback`), model, options and versions; and
-    the pictures that other callbacks left in the run folder, the newest 12 of each kind.
+    the pictures that other callbacks left in the run folder, 12 of each kind, of the newest epoch.
 
     The page is written at the start, at the end of each epoch, and when the training ends, however it ends; while it
     goes on, a browser reads it again every 10 seconds. All that is measured is also in `<run folder>/report.json`, of

@@ -115,11 +115,11 @@ def _sections(record: RunRecord, folder: Path, measured: dict[str, list[float]])
     if record.metrics():
         yield "Metrics", _metric_table(record)
     found = galleries(folder)
-    yield from ((gallery.title, _gallery(gallery)) for gallery in found if gallery.name in OF_CLASSES)
+    yield from ((gallery.title, list(_gallery(gallery))) for gallery in found if gallery.name in OF_CLASSES)
     texts = list(_texts(folder))
     if texts:
         yield "Classification", texts
-    yield from ((gallery.title, _gallery(gallery)) for gallery in found if gallery.name not in OF_CLASSES)
+    yield from ((gallery.title, list(_gallery(gallery))) for gallery in found if gallery.name not in OF_CLASSES)
     speeds = list(_speeds(record, measured))
     if speeds:
         yield "Speed", speeds
@@ -198,12 +198,15 @@ def _text(title: str, path: Path) -> Markup:
     return element("details", element("summary", title), element("pre", text, tabindex=0))
 
 
-def _gallery(gallery: Gallery) -> list[Markup]:
-    shown = element("div", gallery.pictures, class_="pictures small-ones" if is_small(gallery) else "pictures")
-    if not gallery.nb_left_out:
-        return [shown]
-    text = f"{len(gallery.pictures)} of {len(gallery.pictures) + gallery.nb_left_out} pictures, the newest."
-    return [shown, element("p", text, class_="quiet small")]
+def _gallery(gallery: Gallery) -> Iterator[Markup]:
+    small = [picture for picture in gallery.pictures if is_small(picture)]
+    large = [picture for picture in gallery.pictures if not is_small(picture)]
+    for pictures, kind in ((large, "pictures"), (small, "pictures small-ones")):
+        if pictures:
+            yield element("div", pictures, class_=kind)
+    if gallery.nb_left_out:
+        nb = len(gallery.pictures)
+        yield element("p", f"{nb} of {nb + gallery.nb_left_out} pictures, of the newest epoch.", class_="quiet small")
 
 
 def _speeds(record: RunRecord, measured: dict[str, list[float]]) -> Iterator[Markup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from trw_pipeline.reporting.markup import Markup, element
 
 NB_PICTURES = 12
-"""Of each kind: a page is to be read. The newest are shown."""
+"""Of each kind: a page is to be read. Those of the newest epoch are shown, as many of one split as of the other."""
 
 PICTURE_BYTES, ALL_BYTES = 4 * 2**20, 24 * 2**20
 """Most of one picture, and of all on a page, as files; in the page they take a third more."""
@@ -29,6 +30,7 @@ _TITLES = {
     "errors": "Classification errors",
     "explained": "Explanations",
     "random_samples": "Samples",
+    "samples": "Samples",
     "augmentations": "Augmentations",
     "convolution_kernels": "Convolution kernels",
     "activations": "Activations",
@@ -42,6 +44,12 @@ OF_CLASSES = ("-cm", "-ROC", "-history")
 
 _LEFT_OUT = ("history", "lr_recorder", "checkpoints", "tensorboard", "logs")
 """Folders in which there are no pictures, or only curves, which pages draw themselves."""
+
+_EPOCH = re.compile(r"_(?:e|iter_)(\d+)(?![0-9A-Za-z])")
+"""The epoch in the name of a file."""
+
+_FILE_NAMED = re.compile(r"\.(png|npy)$")
+"""Lines of a text that only say where a picture or an array is."""
 
 _SMALL = 160
 """Pixels up to which a picture is shown at a glance, with its pixels as squares."""
@@ -88,8 +96,7 @@ def galleries(folder: Path) -> list[Gallery]:
     for name in [*known, *others]:
         gallery = Gallery(name, _TITLES.get(name, name))
         found.append(gallery)
-        newest = sorted(by_kind[name], key=lambda file: (-file.time_ns, file.path))[:NB_PICTURES]
-        for file in sorted(newest, key=lambda file: _by_numbers(file.path)):
+        for file in _chosen(by_kind[name]):
             data = _read(file.path) if file.size <= min(PICTURE_BYTES, left_bytes) else b""
             picture = _picture(file.path, folder, data)
             if picture is not None:
@@ -102,7 +109,6 @@ def galleries(folder: Path) -> list[Gallery]:
 class _File(NamedTuple):
     path: Path
     size: int
-    time_ns: int
 
 
 def _png_files(folder: Path) -> Iterator[_File]:
@@ -117,7 +123,7 @@ def _png_files(folder: Path) -> Iterator[_File]:
             with contextlib.suppress(FileNotFoundError):  # somebody has removed it meanwhile
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
-                    yield _File(path, status.st_size, status.st_mtime_ns)
+                    yield _File(path, status.st_size)
 
 
 def _read(path: Path) -> bytes:
@@ -133,9 +139,21 @@ def _kind(path: Path) -> str:
     return next((end for end in OF_CLASSES if path.stem.endswith(end)), "")
 
 
-def _by_numbers(path: Path) -> list[tuple[int, str]]:
+def _chosen(files: list[_File]) -> list[_File]:
+    """The first of each group of names that differ in numbers alone, then the second of each, and so on."""
+    epochs = {file: int(found[1]) for file in files if (found := _EPOCH.search(file.path.stem))}
+    newest = max(epochs.values(), default=0)
+    groups: dict[str, list[_File]] = {}
+    for file in sorted(files, key=_by_numbers):
+        if epochs.get(file, newest) == newest:
+            groups.setdefault(re.sub(r"\d+", "", str(file.path)), []).append(file)
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*groups.values()))
+    return sorted(itertools.islice(filter(None, in_turn), NB_PICTURES), key=_by_numbers)
+
+
+def _by_numbers(file: _File) -> list[tuple[int, str]]:
     """Sorts `filter_2` before `filter_10`."""
-    return [(int(word or 0), rest) for word, rest in re.findall(r"(\d*)(\D*)", str(path))]
+    return [(int(word or 0), rest) for word, rest in re.findall(r"(\d*)(\D*)", str(file.path))]
 
 
 def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
@@ -144,7 +162,6 @@ def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
         return None
     width, height = struct.unpack(">II", data[16:24])
     relative = path.relative_to(folder)
-    name = "/".join(relative.parts[1:] or relative.parts)
     image = element(
         "img",
         src=f"data:image/png;base64,{base64.b64encode(data).decode()}",
@@ -156,7 +173,7 @@ def _picture(path: Path, folder: Path, data: bytes) -> Markup | None:
     lines = [element("br") if number % 2 else text for text in _lines_beside(path) for number in range(2)]
     shown = element("button", image, type="button", aria_expanded="false")
     return element(
-        "figure", shown, element("figcaption", element("strong", name), element("br") if lines else None, lines)
+        "figure", shown, element("figcaption", element("strong", path.stem), element("br") if lines else None, lines)
     )
 
 
@@ -167,12 +184,13 @@ def _lines_beside(path: Path) -> list[str]:
         text = path.with_name(f"{stem}.txt")
         if text.is_file() and not text.is_symlink():
             with text.open(encoding="utf-8", errors="replace") as file:
-                lines = [line.strip() for line, _ in zip(file, range(_NB_LINES), strict=False)]
-            return [line if len(line) <= _NB_WORDS else f"{line[:_NB_WORDS]}..." for line in lines if line]
+                lines = (line.strip() for line in file)
+                said = [line for line in lines if line and not _FILE_NAMED.search(line)]
+            return [line if len(line) <= _NB_WORDS else f"{line[:_NB_WORDS]}..." for line in said[:_NB_LINES]]
         stem = stem.rpartition("_")[0]
     return []
 
 
-def is_small(gallery: Gallery) -> bool:
-    """Tell whether all pictures are small ones, which stand closer."""
-    return all('class="pixels"' in picture for picture in gallery.pictures)
+def is_small(picture: Markup) -> bool:
+    """Tell whether a picture is one that is shown at a glance."""
+    return 'class="pixels"' in picture
