@@ -13,6 +13,7 @@ from trw_pipeline.callbacks import explain_decision
 from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision
 from trw_pipeline.explain.algorithms import ExplainableAlgorithm
 from trw_pipeline.outputs.classification import OutputClassification
+from trw_pipeline.outputs.record import OutputRecord
 from trw_pipeline.outputs.regression import OutputRegression
 from trw_pipeline.sequences.samplers import SamplerRandom
 from trw_pipeline.sequences.sequence import SequenceArray
@@ -212,6 +213,19 @@ def test_a_model_without_inputs_of_real_numbers_is_passed_over_with_a_warning(tm
     ]
 
 
+@pytest.mark.parametrize("nb_heads", [1, 2])
+def test_a_model_without_a_head_to_choose_does_not_end_the_training(tmp_path, drawn, caplog, nb_heads):
+    class Records(nn.Module):
+        def forward(self, batch):
+            return {f"r{number}": OutputRecord(batch["sample_uid"]) for number in range(nb_heads)}
+
+    with caplog.at_level(logging.WARNING, "trw_pipeline"):
+        explained(CallbackExplainDecision(), tmp_path, Records(), {"valid": [batch_of(2)] * 3})
+    assert drawn == {}
+    [record] = caplog.records
+    assert "nothing to explain: none of the outputs ['r0'" in record.getMessage()
+
+
 def test_several_images_are_explained_each_by_itself(tmp_path, drawn):
     class Two(LooksAtACorner):
         def forward(self, batch):
@@ -255,6 +269,16 @@ def test_a_mask_has_enough_points_whatever_the_size_of_the_image(tmp_path, drawn
         callback = CallbackExplainDecision(1, algorithm=MASK, algorithms_kwargs=kwargs)
         explained(callback, tmp_path / str(number), LooksAtACorner(), {"valid": [batch_of(1, (side, side))]})
     assert seen == [(1, 1, 10, 10), (1, 1, 14, 14), (1, 1, 28, 28)]
+
+
+@pytest.mark.parametrize(("size", "nb_passes"), [((16, 16), 150), ((40, 200, 10), 37), ((48, 64, 64), 20)])
+def test_large_inputs_go_through_the_model_fewer_times(tmp_path, drawn, size, nb_passes):
+    """3 million points, but at least 20 times."""
+    seen = []
+    kwargs = {MASK: {"export_fn": lambda *what: seen.append(what[1])}}
+    callback = CallbackExplainDecision(1, algorithm=MASK, algorithms_kwargs=kwargs)
+    explained(callback, tmp_path, LooksAtACorner(len(size)), {"valid": [batch_of(1, size)]})
+    assert len(seen) == nb_passes
 
 
 def test_callbacks_of_batches_see_what_is_explained_first(tmp_path, drawn):

@@ -56,9 +56,10 @@ def test_a_number_for_each_sample_is_a_single_column():
     [
         (HEADS, "w", ValueError, r"must be one of \['embedding', 'mask', 'y', 'z'\], got 'w'"),
         ({"a": torch.ones(1), "b": torch.ones(1)}, None, ValueError, r"none of the outputs \['a', 'b'\] is a class"),
+        ({"y": torch.ones(2, dtype=torch.int64)}, None, ValueError, r"none of the outputs \['y'\] is a class"),
         (LOGITS, "y", ValueError, "a single tensor, so there is no output 'y'"),
         ([LOGITS], None, TypeError, "must give a tensor or a mapping of outputs, got list"),
-        ({"y": "text"}, None, TypeError, "must be an Output or a tensor, got str"),
+        ({"y": "text"}, "y", TypeError, "must be an Output or a tensor, got str"),
     ],
 )
 def test_what_can_not_be_chosen_is_refused(outputs, name, error, message):

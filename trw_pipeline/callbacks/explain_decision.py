@@ -40,6 +40,12 @@ _logger = logging.getLogger(__name__)
 _MASK_POINTS = 14
 """Along the shortest side of an image, at the least, a mask has so many points, whatever the usual reduction by 8."""
 
+_MOST_POINTS = 3_000_000
+"""Points of inputs that go through the model for one explanation of a batch, about: 382 times those of 10 digits."""
+
+_FEWEST_PASSES = 20
+"""However large the inputs are. With fewer, a mask and an integral are too coarse."""
+
 _LONGEST_NAME = 60
 """Characters of the name of a class."""
 
@@ -66,11 +72,13 @@ class CallbackExplainDecision(Callback):
         dataset_name: name of the dataset. None: the first.
         split_name: name of the split. None: the first that is not trained on, if there is one.
         algorithm: one `ExplainableAlgorithm`, or several.
-        output_name: name of the output. None: the first `OutputClassification`, else the first `OutputSegmentation`.
+        output_name: name of the output. None: the first `OutputClassification`, else the first `OutputSegmentation`,
+            else the only one; if there are others, none is explained, and a warning says so.
         nb_explanations: how many classes are explained for each sample, at least 1.
         algorithms_kwargs: algorithm -> keyword arguments of its explainer. None: `default_algorithm_args()`. Where they
-            do not say otherwise, a mask has at least 14 points along an image, and Grad-CAM of a segmentation looks at
-            the last convolution but one, because the last is the output itself.
+            do not say otherwise, a mask has at least 14 points along an image; large inputs, such as volumes, go
+            through the model fewer times, but at least 20, for a mask and an integral; and Grad-CAM of a segmentation
+            looks at the last convolution but one, because the last is the output itself.
         average_filters: show the mean of an explanation over the channels; else each channel by itself, up to 8.
 
     Raises:
@@ -207,7 +215,14 @@ class _Gallery:
         batch = _first_samples(run.batch, wanted)
         run.split_stopped = len_batch(run.batch) >= wanted
         outputs = self.model(dict(batch))
-        name = self.callback.find_output_name(outputs, self.callback.output_name)
+        try:
+            name = self.callback.find_output_name(outputs, self.callback.output_name)
+        except ValueError as error:
+            if self.callback.output_name is not None:
+                raise
+            _logger.warning("nothing to explain: %s", error)
+            run.split_stopped = True
+            return
         said = _Said(name, outputs[name], batch, self.mappings)
         explained = _inputs_to_explain(self.model, batch, name)
         if not explained:
@@ -349,10 +364,16 @@ def _own_arguments(
     is_segmentation = isinstance(said.head, OutputSegmentation)
     if algorithm is ExplainableAlgorithm.GradCAM and is_segmentation:
         return {"find_convolution": functools.partial(find_last_forward_convolution, relative_index=1)}
+    most_passes = max(_FEWEST_PASSES, _MOST_POINTS // sum(value.numel() for value in explained.values()))
+    if algorithm is ExplainableAlgorithm.IntegratedGradients:
+        return {"steps": min(100, most_passes)}
     if algorithm is not ExplainableAlgorithm.MeaningfulPerturbations:
         return {}
     shortest = min((side for value in explained.values() for side in value.shape[2:]), default=1)
-    arguments: dict[str, Any] = {"mask_reduction_factor": min(8.0, max(1.0, shortest / _MASK_POINTS))}
+    arguments: dict[str, Any] = {
+        "iterations": min(150, most_passes),
+        "mask_reduction_factor": min(8.0, max(1.0, shortest / _MASK_POINTS)),
+    }
     if said.raw.shape[1] == 1:  # no classes to share a probability
         arguments["model_output_postprocessing"] = nn.Identity()
     return arguments

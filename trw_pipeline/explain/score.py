@@ -68,7 +68,7 @@ def chosen_output(outputs: Any, name: str | None, post_process: PostProcess) -> 
     Args:
         outputs: what the model gave: a tensor, or output name -> `Output` or tensor.
         name: of the output. None: the single tensor; else the first `OutputClassification`, else the first
-            `OutputSegmentation`, else the only output.
+            `OutputSegmentation`, else the only output, if it has real numbers.
         post_process: the output -> a tensor.
 
     Returns:
@@ -105,7 +105,10 @@ def default_output_name(outputs: Mapping[str, Any]) -> str:
             if isinstance(output, kind):
                 return name
     if len(outputs) == 1:
-        return next(iter(outputs))
+        [(name, output)] = outputs.items()
+        tensor = getattr(output, "output", output)
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            return name
     raise ValueError(f"none of the outputs {list(outputs)} is a classification or a segmentation: name one of them")
 
 
