@@ -7,7 +7,6 @@ batch of a split no value of a tensor is read on the host, so the device never w
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -163,10 +162,14 @@ def _nb_judged(run: Run, nb_samples: int) -> float | torch.Tensor:
 
     Exact where one head has a loss, or all judge the same samples. For several that do not, no single number is.
     """
-    with_loss = [term for term in run.terms.values() if "loss" in term]
-    if not with_loss or not all("nb_judged" in term for term in with_loss):
-        return nb_samples
-    return functools.reduce(_greater, [term["nb_judged"] for term in with_loss])
+    greatest = None
+    for term in run.terms.values():
+        if "loss" in term:
+            nb_judged = term.get("nb_judged")
+            if nb_judged is None:
+                return nb_samples
+            greatest = nb_judged if greatest is None else _greater(greatest, nb_judged)
+    return nb_samples if greatest is None else greatest
 
 
 def _greater(one: float | torch.Tensor, other: float | torch.Tensor) -> float | torch.Tensor:
