@@ -88,6 +88,11 @@ def test_handlers_are_put_back_however_a_training_fails(tmp_path, hook):
             fitting_in(tmp_path)(trainer(*callbacks))
 
 
+def test_a_checkpoint_in_the_pre_training_list_takes_no_signals(tmp_path):
+    """The fixture sees whose they are afterwards."""
+    fitting_in(tmp_path)(trainer(pre=[CallbackCheckpoint()]))
+
+
 def test_a_training_in_another_thread_sets_no_handlers(tmp_path):
     seen = []
 

@@ -96,6 +96,8 @@ class CallbackCheckpoint(Callback):
         self._make_folder(run)
         remove_leftovers(self._folder)
         self._steps_at_last = None  # until the first boundary: a resume has put the steps back then
+        if self.on_exception not in run.hooks["on_exception"]:
+            return  # in the pre-training list: it would not hear of the end, and signals would stay with it
         self._signals = SignalWatch(run)
         self._signals.start()
         run.keeps_place = True
