@@ -4,6 +4,7 @@ import copy
 import functools
 import math
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from trw_pipeline.callbacks.learning_rate_finder import (
     CallbackLearningRateFinder,
     default_identify_learning_rate_section,
 )
+from trw_pipeline.errors import MissingExtraError
 from trw_pipeline.outputs.regression import OutputRegression
 from trw_pipeline.training.optimizers import create_sgd_optimizers_fn
 from trw_pipeline.training.options import create_default_options
@@ -148,6 +150,16 @@ def test_a_rate_is_tried_with_as_many_samples_as_asked_for_but_ten_passes_at_mos
     one_rate = {"learning_rate_start": 0.01, "learning_rate_stop": 0.01}
     find(tmp_path, split=Counts(), nb_samples_per_learning_rate=nb_samples, **one_rate)
     assert len(seen) == nb_steps
+
+
+def test_without_matplotlib_nothing_is_searched(tmp_path, monkeypatch):
+    class Unread:
+        def __iter__(self):
+            raise AssertionError("the split was read")
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"trw_pipeline\[plot\]"):
+        find(tmp_path, split=Unread())
 
 
 def test_where_nothing_is_trained_there_is_nothing_to_find(tmp_path):

@@ -19,7 +19,8 @@ from trw_pipeline.batches.length import len_batch
 from trw_pipeline.errors import NonFiniteLossError
 from trw_pipeline.files import safe_filename
 from trw_pipeline.outputs.output import LossTerm
-from trw_pipeline.reporting.learning_rate_plot import plot_learning_rates
+from trw_pipeline.reporting.figures import new_figure, write_figure
+from trw_pipeline.reporting.learning_rate_plot import draw_learning_rates
 from trw_pipeline.training.callback import BatchCallback, Callback
 from trw_pipeline.training.history import History
 from trw_pipeline.training.looking import beside
@@ -182,14 +183,15 @@ class CallbackLearningRateFinder(Callback):
             return
         workflow = options["workflow_options"]
         dataset, split, optimizer = self._chosen(datasets, optimizers, workflow["train_split"])
+        figure = new_figure(7.0, 4.5)  # first of all: without matplotlib the search would be in vain
         with beside(datasets[dataset][split]) as batches:
             tried = self._losses(model, optimizer, batches, (dataset, split), losses[dataset], callbacks_per_batch)
         section = self.identify_learning_rate_section(tried, self.param_maximum_loss_ratio)
         folder = Path(workflow["current_logging_directory"]) / self.dirname
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{safe_filename(f'{dataset}_{split}')}.png"
         rates, found = zip(*tried, strict=True)
-        plot_learning_rates(path, rates, found, section, f"{dataset}: {split}")
+        draw_learning_rates(figure, rates, found, section, f"{dataset}: {split}")
+        write_figure(folder / f"{safe_filename(f'{dataset}_{split}')}.png", figure)
         self._tell(f"{dataset}/{split}", tried, section)
         if section is not None and self.set_new_learning_rate:
             set_optimizer_learning_rate(optimizer, tried[section[1]][0])

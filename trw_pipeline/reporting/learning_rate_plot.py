@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trw_pipeline.errors import MissingExtraError
-from trw_pipeline.files import write_bytes
-
-_DPI = 120
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def plot_learning_rates(
-    path: str | Path, rates: Sequence[float], losses: Sequence[float], section: tuple[int, int] | None, title: str
+def draw_learning_rates(
+    figure: Figure, rates: Sequence[float], losses: Sequence[float], section: tuple[int, int] | None, title: str
 ) -> None:
-    """Plot losses over learning rates, on a logarithmic axis, into one PNG file, written atomically.
+    """Draw losses over learning rates, on a logarithmic axis.
 
     Args:
-        path: the file; its folder must exist.
+        figure: an empty one.
         rates: positive, growing.
         losses: one for each rate. Those that are not finite, or more than twice the first, are marks at the upper
             edge: in the same scale nothing would be seen of the others.
         section: positions of the first and the last rate of the good ones, which is marked; or None.
         title: above the plot.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  an optional library
-    except ImportError as error:
-        raise MissingExtraError("a plot of the learning rates", "plot") from error
-    figure = Figure(figsize=(7.0, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.set_xlim(rates[0] / 1.5, rates[-1] * 1.5)  # before there are points: a single one has no range
@@ -53,6 +42,3 @@ def plot_learning_rates(
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=_DPI)
-    write_bytes(path, image.getvalue())
