@@ -55,7 +55,14 @@ def test_what_the_defaults_leave_on_disk(fit, tmp_path):
     metrics = ["classification_error", "loss", "sensitivity", "specificity"]
     assert written == sorted(
         ["last.model", "last.model.result", "model_summary.txt", "trainer.txt", "trainlog.csv"]
-        + ["lr_recorder/d.png", "tensorboard/events.out.tfevents.history", "history/d_overall_loss_loss.png"]
+        + [f"y-d-{split}-{what}" for split in ("train", "valid") for what in ("cm.png", "history.png", "report.txt")]
+        + [f"y-d-{split}-ROC.png" for split in ("train", "valid")]
+        + [
+            "best_history.txt",
+            "lr_recorder/d.png",
+            "tensorboard/events.out.tfevents.history",
+            "history/d_overall_loss_loss.png",
+        ]
         + [f"history/d_y_{name}.png" for name in metrics]
     )
     for path in folder.rglob("*.png"):

@@ -131,6 +131,22 @@ def test_the_history_is_plotted_metric_by_metric(mnist_run, brain_run):
     ]
 
 
+def test_the_best_of_each_metric_is_the_best_of_the_log(run):
+    column = next(name for name in run.rows()[0] if name.endswith("test/overall_loss/loss"))
+    losses = [float(row[column]) for row in run.rows()]
+    best = "\t".join([*column.split("/"), "lower", str(min(losses)), str(losses.index(min(losses)))])
+    assert best in run.text("best_history.txt").splitlines()
+
+
+def test_the_classification_of_digits_is_reported_split_by_split(mnist_run, brain_run):
+    for split in ("train", "test"):
+        names = ["cm.png", "history.png", "report.txt"]  # no ROC: there are ten classes
+        assert mnist_run.files(f"digit-mnist-{split}*") == [f"digit-mnist-{split}-{name}" for name in names]
+    accuracy = mnist_run.figures["test accuracy"]
+    assert mnist_run.text("digit-mnist-test-report.txt").startswith(f"accuracy: {accuracy:.4f}\n")
+    assert not brain_run.files("*-report.txt"), "a segmentation has none"
+
+
 def test_the_learning_rates_are_plotted(run):
     assert run.files("lr_recorder/*") == [f"lr_recorder/{run.folder.name.removesuffix('_r0')}.png"]
 

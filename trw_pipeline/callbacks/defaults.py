@@ -10,6 +10,8 @@ from typing import Any
 
 from trw_pipeline.callbacks.activation_statistics import CallbackActivationStatistics
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
+from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
 from trw_pipeline.callbacks.export_history import CallbackExportHistory
 from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
@@ -27,6 +29,7 @@ _MODULES = {"images": "PIL", "plot": "matplotlib", "tensorboard": "tensorboard"}
 """Extra -> the module that it brings."""
 
 _NEEDS: dict[type[Callback], tuple[str, ...]] = {
+    CallbackExportClassificationReport: ("plot",),
     CallbackExportConvolutionKernel: ("images",),
     CallbackExportHistory: ("plot",),
     CallbackLearningRateFinder: ("plot",),
@@ -91,13 +94,19 @@ def default_per_epoch_callbacks(
 def default_post_training_callbacks() -> list[Any]:
     """Make the callbacks that run after training.
 
-    Plots of the history, and the model as `last.model`. One whose extra is not installed is left out, and a warning
-    names it once.
+    Plots of the history, the best value of each metric, reports of classifications, and the model as `last.model`. One
+    whose extra is not installed is left out, and a warning names it once.
 
     Returns:
         New callbacks.
     """
-    return _of_what_is_installed([CallbackExportHistory(), CallbackSaveLastModel()])
+    callbacks: list[Callback] = [
+        CallbackSaveLastModel(),
+        CallbackExportHistory(),
+        CallbackExportBestHistory(),
+        CallbackExportClassificationReport(),
+    ]
+    return _of_what_is_installed(callbacks)
 
 
 def _of_what_is_installed(callbacks: Iterable[Callback]) -> list[Any]:
