@@ -4,7 +4,9 @@ import csv
 import importlib.util
 
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 from toy_trainer import Net, fitting_in
 
 from trw_pipeline.callbacks import defaults
@@ -13,6 +15,9 @@ from trw_pipeline.callbacks.defaults import (
     default_post_training_callbacks,
     default_pre_training_callbacks,
 )
+from trw_pipeline.outputs.classification import OutputClassification
+from trw_pipeline.outputs.embedding import OutputEmbedding
+from trw_pipeline.outputs.regression import OutputRegression
 from trw_pipeline.trainer import Trainer
 
 DEFAULTS = (default_pre_training_callbacks, default_per_epoch_callbacks, default_post_training_callbacks)
@@ -53,18 +58,21 @@ def test_what_the_defaults_leave_on_disk(fit, tmp_path):
     folder = tmp_path / "default_r0"
     written = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     metrics = ["classification_error", "loss", "sensitivity", "specificity"]
-    assert written == sorted(
-        ["last.model", "last.model.result", "model_summary.txt", "trainer.txt", "trainlog.csv"]
-        + [f"y-d-{split}-{what}" for split in ("train", "valid") for what in ("cm.png", "history.png", "report.txt")]
-        + [f"y-d-{split}-ROC.png" for split in ("train", "valid")]
-        + [
-            "best_history.txt",
-            "lr_recorder/d.png",
-            "tensorboard/events.out.tfevents.history",
-            "history/d_overall_loss_loss.png",
-        ]
-        + [f"history/d_y_{name}.png" for name in metrics]
-    )
+    expected = [
+        "best_history.txt",
+        "last.model",
+        "last.model.result",
+        "model_summary.txt",
+        "trainer.txt",
+        "trainlog.csv",
+    ]
+    expected += ["lr_recorder/d.png", "tensorboard/events.out.tfevents.history", "history/d_overall_loss_loss.png"]
+    expected += [f"history/d_y_{name}.png" for name in metrics]
+    reports = ("ROC.png", "cm.png", "history.png", "report.txt")
+    expected += [f"y-d-{split}-{name}" for split in ("train", "valid") for name in reports]
+    algorithms = ("Gradient", "IntegratedGradients")  # of vectors, and a model without convolutions and ReLUs
+    expected += [f"explained/d_valid_s{n}_y_{name}_x_k0.png" for n in range(3) for name in algorithms]
+    assert written == sorted(expected)
     for path in folder.rglob("*.png"):
         with Image.open(path) as image:
             image.load()
@@ -75,6 +83,65 @@ def test_what_the_defaults_leave_on_disk(fit, tmp_path):
     model, result = Trainer.load_model(folder / "last.model", with_result=True)
     assert isinstance(model, Net)
     assert float(rows[1]["d/valid/y/loss"]) == result["history"][1]["d"]["valid"]["y"]["loss"]
+
+
+class Numbers(nn.Module):
+    """Two regressions, of which nobody knows which one to explain."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        y = self.inner(batch["x"])
+        return {"a": OutputRegression(y, "y"), "b": OutputRegression(2 * y, "y"), "e": OutputEmbedding(y)}
+
+
+class Words(nn.Module):
+    """Of whole numbers, which have no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Embedding(10, 2)
+
+    def forward(self, batch):
+        return {"y": OutputClassification(self.inner(batch["words"]).mean(1), "truth")}
+
+
+class Draws(Net):
+    def forward(self, batch):
+        return super().forward({**batch, "x": batch["x"] + torch.rand(3)})
+
+
+def split_of(nb_samples):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {
+            "x": torch.randn(2, 3, generator=generator),
+            "y": torch.randn(2, 1, generator=generator),
+            "words": torch.randint(10, (2, 4), generator=generator),
+            "truth": torch.tensor([0, 1]),
+            "name": ["a/b", "$x$"],
+        }
+        for _ in range(nb_samples // 2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Numbers, Words, Draws])
+@pytest.mark.parametrize("splits", [("train",), ("train", "valid", "empty")])
+def test_the_defaults_end_no_training_and_change_nothing_in_it(tmp_path, model, splits):
+    """Whatever the model and its data: without uids, with one split, with a split without batches."""
+
+    def inputs():
+        return {"d": {name: split_of(0 if name == "empty" else 6) for name in splits}}
+
+    losses = []
+    for callbacks in (Trainer(), Trainer(None, None, None, None, None)):
+        torch.manual_seed(1)
+        _, result = fitting_in(tmp_path)(callbacks, inputs=inputs, model_fn=lambda options: model(), num_epochs=2)
+        losses.append([epoch["d"]["train"]["overall_loss"]["loss"] for epoch in result["history"]])
+    assert losses[0] == losses[1]
 
 
 def test_what_is_switched_on_is_there():

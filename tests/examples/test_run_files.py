@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from trw_pipeline.examples import brain, mnist
+from trw_pipeline.explain.algorithms import ExplainableAlgorithm
 from trw_pipeline.trainer import Trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -66,9 +67,10 @@ def mnist_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def brain_run(tmp_path_factory):
-    """Two patches of each volume."""
+    """Two small patches of each volume."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(brain, "NB_PATCHES", 2)
+        patch.setattr(brain, "PATCH_SIZE", 12)
         yield finished(brain, brain.BrainOptions, tmp_path_factory.mktemp("brain"))
 
 
@@ -145,6 +147,13 @@ def test_the_classification_of_digits_is_reported_split_by_split(mnist_run, brai
     accuracy = mnist_run.figures["test accuracy"]
     assert mnist_run.text("digit-mnist-test-report.txt").startswith(f"accuracy: {accuracy:.4f}\n")
     assert not brain_run.files("*-report.txt"), "a segmentation has none"
+
+
+def test_decisions_are_explained_by_every_algorithm(mnist_run, brain_run):
+    algorithms = sorted(algorithm.name for algorithm in ExplainableAlgorithm)
+    for found, sample in ((mnist_run, "mnist_test_s{}_digit"), (brain_run, "brain_train_s{}_tissue")):
+        expected = [f"{sample.format(number)}_{name}_image_k0.png" for number in range(3) for name in algorithms]
+        assert found.files("explained/*") == [f"explained/{name}" for name in expected]
 
 
 def test_the_learning_rates_are_plotted(run):

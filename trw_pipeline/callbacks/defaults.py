@@ -10,6 +10,7 @@ from typing import Any
 
 from trw_pipeline.callbacks.activation_statistics import CallbackActivationStatistics
 from trw_pipeline.callbacks.epoch_summary import CallbackEpochSummary
+from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision
 from trw_pipeline.callbacks.export_best_history import CallbackExportBestHistory
 from trw_pipeline.callbacks.export_classification_report import CallbackExportClassificationReport
 from trw_pipeline.callbacks.export_convolution_kernel import CallbackExportConvolutionKernel
@@ -25,10 +26,14 @@ from trw_pipeline.training.callback import Callback
 
 _logger = logging.getLogger(__name__)
 
-_MODULES = {"images": "PIL", "plot": "matplotlib", "tensorboard": "tensorboard"}
+_MODULES = {"explain": "captum", "images": "PIL", "plot": "matplotlib", "tensorboard": "tensorboard"}
 """Extra -> the module that it brings."""
 
+_NB_EXPLAINED = 3
+"""Each takes five pictures and hundreds of passes through the model."""
+
 _NEEDS: dict[type[Callback], tuple[str, ...]] = {
+    CallbackExplainDecision: ("plot", "explain"),
     CallbackExportClassificationReport: ("plot",),
     CallbackExportConvolutionKernel: ("images",),
     CallbackExportHistory: ("plot",),
@@ -91,11 +96,21 @@ def default_per_epoch_callbacks(
     return _of_what_is_installed(callbacks)
 
 
-def default_post_training_callbacks() -> list[Any]:
+def default_post_training_callbacks(
+    dataset_name: str | None = None,
+    split_name: str | None = None,
+    explain_decision: bool = True,
+) -> list[Any]:
     """Make the callbacks that run after training.
 
-    Plots of the history, the best value of each metric, reports of classifications, and the model as `last.model`. One
-    whose extra is not installed is left out, and a warning names it once.
+    The model as `last.model`, plots of the history, the best value of each metric, reports of classifications, and for
+    three samples what made the model say what it said. One whose extra is not installed is left out, and a warning
+    names it once.
+
+    Args:
+        dataset_name: the dataset of the samples that are explained. None: the first.
+        split_name: their split. None: the first that is not trained on.
+        explain_decision: whether anything is explained.
 
     Returns:
         New callbacks.
@@ -106,6 +121,10 @@ def default_post_training_callbacks() -> list[Any]:
         CallbackExportBestHistory(),
         CallbackExportClassificationReport(),
     ]
+    if explain_decision:
+        callbacks.append(
+            CallbackExplainDecision(_NB_EXPLAINED, dataset_name=dataset_name, split_name=split_name),
+        )
     return _of_what_is_installed(callbacks)
 
 

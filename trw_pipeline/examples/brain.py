@@ -91,7 +91,15 @@ def train(options: BrainOptions, show: Callable[[str], None]) -> TrainResult:
     Raises:
         ValueError: see `training.check_options`.
     """
-    named = {"label": TISSUES}
-    measured, folder = training.train("brain", options, partial(make_splits, options), BrainNet, 1e-2, show, named)
+    measured, folder = training.train(
+        "brain",
+        options,
+        partial(make_splits, options),
+        BrainNet,
+        1e-2,
+        show,
+        class_names={"label": TISSUES},
+        explained_split="train",  # patches: to explain a volume takes longer than to train
+    )
     dice = measured["brain"]["test"]["tissue"]
     return TrainResult({"dice of grey matter": dice["dice 1"], "dice of white matter": dice["dice 2"]}, folder)

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from trw_pipeline.callbacks.checkpoint import CallbackCheckpoint
-from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks
+from trw_pipeline.callbacks.defaults import default_per_epoch_callbacks, default_post_training_callbacks
 from trw_pipeline.callbacks.progress_bar import CallbackProgressBar
-from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.errors import CheckpointError
 from trw_pipeline.files import write_text
 from trw_pipeline.sequences.sequence import Sequence
@@ -137,6 +136,7 @@ def train(
     learning_rate: float,
     show: Callable[[str], None],
     class_names: Mapping[str, Iterable[str]] | None = None,
+    explained_split: str | None = None,
 ) -> tuple[EpochHistory, Path]:
     """Trains by Adam, with a checkpoint after each epoch, and evaluates at the end.
 
@@ -148,6 +148,7 @@ def train(
         learning_rate: of Adam.
         show: takes the path of the run folder, and the table of each epoch, as text.
         class_names: feature with classes -> their names, from class 0 on; for pictures and reports. None: none has any.
+        explained_split: split whose samples are explained at the end. None: the first that is not trained on.
 
     Returns:
         What the final evaluation measured, and the run folder.
@@ -169,8 +170,8 @@ def train(
             CallbackProgressBar(),
             *default_per_epoch_callbacks(show),
             CallbackCheckpoint(),
-            CallbackReport(),
-        ]
+        ],
+        callbacks_post_training_fn=lambda: default_post_training_callbacks(split_name=explained_split),
     )
     try:
         _, result = trainer.fit(
