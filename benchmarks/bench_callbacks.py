@@ -104,7 +104,7 @@ def epoch(quick: bool) -> Comparison:
     """Compares what an epoch takes."""
     torch.set_num_threads(1)  # as the example does: the workers need the other core
     logging.getLogger("trw_pipeline").setLevel(logging.WARNING)
-    nb_epochs = 3 if quick else 7
+    nb_epochs = 3 if quick else 5
     kinds = [type(callback) for callback in default_per_epoch_callbacks(quiet)]
     contenders: dict[str, Callable[[], Sequence[Callback]]] = {
         NONE: list,
