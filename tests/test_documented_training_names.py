@@ -150,6 +150,17 @@ DOCUMENTED = {
         "split_name": None,
         "export_filter_fn": trw.default_export_filter,
     },
+    trw.default_pre_training_callbacks: {
+        "logger": SOMETHING,
+        "with_lr_finder": False,
+        "with_export_augmentations": True,
+    },
+    trw.default_per_epoch_callbacks: {
+        "logger": SOMETHING,
+        "with_worst_samples_by_epoch": True,
+        "with_activation_statistics": False,
+        "convolutional_kernel_export_frequency": None,
+    },
     trw.CallbackModelSummary: {"logger": SOMETHING, "dataset_name": None, "split_name": None},
     trw.model_summary: {"model": NEEDED, "batch": NEEDED, "logger": NEEDED},
     trw.CallbackSaveLastModel: {"model_name": "last"},

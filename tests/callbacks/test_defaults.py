@@ -2,6 +2,9 @@
 
 import csv
 import importlib.util
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from trw_pipeline.callbacks.defaults import (
     default_per_epoch_callbacks,
     default_post_training_callbacks,
     default_pre_training_callbacks,
+    folder_of_program,
 )
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.outputs.embedding import OutputEmbedding
@@ -21,6 +25,12 @@ from trw_pipeline.outputs.regression import OutputRegression
 from trw_pipeline.trainer import Trainer
 
 DEFAULTS = (default_pre_training_callbacks, default_per_epoch_callbacks, default_post_training_callbacks)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch):
+    """The callbacks write a hundred small files each time, and other programs may keep the disk busy."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
@@ -72,7 +82,10 @@ def test_what_the_defaults_leave_on_disk(fit, tmp_path):
     expected += [f"y-d-{split}-{name}" for split in ("train", "valid") for name in reports]
     algorithms = ("Gradient", "IntegratedGradients")  # of vectors, and a model without convolutions and ReLUs
     expected += [f"explained/d_valid_s{n}_y_{name}_x_k0.png" for n in range(3) for name in algorithms]
-    assert written == sorted(expected)
+    expected += ["sources.zip"]
+    others = ("augmentations", "errors", "random_samples", "worst_samples_by_epoch")
+    assert [name for name in written if not name.startswith(others)] == sorted(expected)
+    assert {name.partition("/")[0] for name in written} >= {"random_samples", "worst_samples_by_epoch"}
     for path in folder.rglob("*.png"):
         with Image.open(path) as image:
             image.load()
@@ -144,8 +157,41 @@ def test_the_defaults_end_no_training_and_change_nothing_in_it(tmp_path, model, 
     assert losses[0] == losses[1]
 
 
+def program_at(path, monkeypatch):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
+
+
+def test_the_sources_of_a_program_are_those_of_its_package_or_beside_its_script(tmp_path, monkeypatch):
+    ours = Path(defaults.__file__).parents[1]
+    program_at(tmp_path / "script" / "train.py", monkeypatch)
+    assert folder_of_program() == tmp_path / "script"
+    for package in ("study", "study/nets"):
+        program_at(tmp_path / package / "__init__.py", monkeypatch)
+    program_at(tmp_path / "study" / "nets" / "__main__.py", monkeypatch)
+    assert folder_of_program() == tmp_path / "study"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", pytest.__file__)
+    assert folder_of_program() == ours, "a library"
+    monkeypatch.setattr(defaults, "_MOST_FILES", 2)
+    program_at(tmp_path / "home" / "data" / "train.py", monkeypatch)
+    (tmp_path / "home" / "data" / "a").touch()
+    assert folder_of_program() == tmp_path / "home" / "data", "two files"
+    (tmp_path / "home" / "data" / "b").touch()
+    assert folder_of_program() == ours, "three"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert folder_of_program() == ours, "a notebook"
+
+
 def test_what_is_switched_on_is_there():
     assert "CallbackLearningRateFinder" in names(default_pre_training_callbacks(with_lr_finder=True))
+    assert "CallbackExportAugmentations" not in names(default_pre_training_callbacks(with_export_augmentations=False))
+    less = default_post_training_callbacks(export_errors=False, explain_decision=False)
+    assert names(default_post_training_callbacks()) - names(less) == {
+        "CallbackExportClassificationErrors",
+        "CallbackExplainDecision",
+    }
+    assert "CallbackWorstSamplesByEpoch" not in names(default_per_epoch_callbacks(with_worst_samples_by_epoch=False))
     more = default_per_epoch_callbacks(with_activation_statistics=True, convolutional_kernel_export_frequency=7)
     assert names(more) - names(default_per_epoch_callbacks()) == {
         "CallbackActivationStatistics",

