@@ -210,6 +210,14 @@ def test_the_sources_are_in_the_archive(run):
         assert archive.read("trw_pipeline/trainer.py") == Path(trainer.__file__).read_bytes()
 
 
+def test_the_report_is_of_the_finished_run_and_needs_nothing_else(run):
+    page = run.text("report.html")
+    assert json.loads(run.text("report.json"))
+    assert "data:image/png;base64," in page
+    assert 'http-equiv="refresh"' not in page, "a page of a run that is over is not read again"
+    assert 'src="http' not in page
+
+
 def test_the_learning_rates_are_plotted(run):
     assert run.files("lr_recorder/*") == [f"lr_recorder/{run.folder.name.removesuffix('_r0')}.png"]
 

@@ -27,6 +27,7 @@ from trw_pipeline.callbacks.export_samples import CallbackExportSamples
 from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
 from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRecorder
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
+from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
 from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
@@ -101,8 +102,8 @@ def default_per_epoch_callbacks(
 ) -> list[Any]:
     """Make the callbacks that run at the end of each epoch.
 
-    A summary, a row of `trainlog.csv`, the numbers of the epoch for TensorBoard, and the learning rates, which are
-    plotted at the end. One whose extra is not installed is left out, and a warning names it once.
+    A summary, a row of `trainlog.csv`, the numbers of the epoch for TensorBoard, the learning rates, which are plotted
+    at the end, and the page `report.html`. One whose extra is not installed is left out, and a warning names it once.
 
     Args:
         logger: takes the texts. None: they are logged.
@@ -119,6 +120,7 @@ def default_per_epoch_callbacks(
         CallbackTrainLog(),
         CallbackTensorboardRecordHistory(),
         CallbackLearningRateRecorder(),
+        CallbackReport(),
     ]
     if with_worst_samples_by_epoch:
         callbacks.append(CallbackWorstSamplesByEpoch())
