@@ -78,6 +78,7 @@ def test_what_the_defaults_leave_on_disk(fit, tmp_path):
     ]
     expected += ["lr_recorder/d.png", "tensorboard/events.out.tfevents.history", "history/d_overall_loss_loss.png"]
     expected += ["report.html", "report.json"]
+    expected += ["onnx/model.onnx", "tensorboard/model/events.out.tfevents.model"]
     expected += [f"history/d_y_{name}.png" for name in metrics]
     reports = ("ROC.png", "cm.png", "history.png", "report.txt")
     expected += [f"y-d-{split}-{name}" for split in ("train", "valid") for name in reports]

@@ -182,6 +182,11 @@ def test_what_is_not_there_is_named(tmp_path, arguments, message):
         fit(tmp_path, CallbackTensorboardEmbedding(**{"embedding_name": "where"} | arguments))
 
 
+def test_a_head_that_is_optional_may_be_absent(tmp_path):
+    fit(tmp_path, CallbackTensorboardEmbedding("nothing", maybe_optional=True))
+    assert not list(tmp_path.rglob("embedding-*"))
+
+
 @pytest.mark.parametrize(
     ("value", "is_small"),
     [

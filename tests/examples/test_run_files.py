@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from onnxruntime import InferenceSession
 from PIL import Image
 
 from trw_pipeline import trainer
@@ -130,6 +133,20 @@ def test_the_model_and_its_result_can_be_loaded(run):
     last = float(run.rows()[-1][next(name for name in run.rows()[0] if name.endswith("test/overall_loss/loss"))])
     (dataset,) = result["history"][-1]
     assert result["history"][-1][dataset]["test"]["overall_loss"]["loss"] == pytest.approx(last)
+
+
+def test_the_model_in_onnx_says_what_the_model_says(run):
+    session = InferenceSession(str(run.folder / "onnx/model.onnx"))
+    (feature,) = session.get_inputs()
+    shape = [3, *(axis for axis in feature.shape[1:])]
+    values = np.random.default_rng(0).random(shape, dtype=np.float32)
+    (found,) = session.run(None, {feature.name: values})
+    model = Trainer.load_model(run.folder / "last.model")[0].eval()
+    with torch.no_grad():
+        (head,) = model({feature.name: torch.from_numpy(values)}).values()
+    assert found.shape == tuple(head.output.shape)
+    assert np.abs(found - head.output.numpy()).max() < 1e-4
+    assert (run.folder / "tensorboard/model/events.out.tfevents.model").stat().st_size > 1000
 
 
 def test_the_history_is_plotted_metric_by_metric(mnist_run, brain_run):

@@ -29,7 +29,11 @@ from trw_pipeline.callbacks.learning_rate_recorder import CallbackLearningRateRe
 from trw_pipeline.callbacks.model_summary import CallbackModelSummary
 from trw_pipeline.callbacks.report import CallbackReport
 from trw_pipeline.callbacks.save_last_model import CallbackSaveLastModel
-from trw_pipeline.callbacks.tensorboard import CallbackTensorboardRecordHistory
+from trw_pipeline.callbacks.tensorboard import (
+    CallbackTensorboardEmbedding,
+    CallbackTensorboardRecordHistory,
+    CallbackTensorboardRecordModel,
+)
 from trw_pipeline.callbacks.train_log import CallbackTrainLog
 from trw_pipeline.callbacks.worst_samples_by_epoch import CallbackWorstSamplesByEpoch
 from trw_pipeline.callbacks.zip_sources import CallbackZipSources
@@ -38,7 +42,13 @@ from trw_pipeline.training.callback import Callback
 
 _logger = logging.getLogger(__name__)
 
-_MODULES = {"explain": "captum", "images": "PIL", "plot": "matplotlib", "tensorboard": "tensorboard"}
+_MODULES = {
+    "explain": "captum",
+    "images": "PIL",
+    "onnx": "onnxscript",  # it needs the module `onnx`
+    "plot": "matplotlib",
+    "tensorboard": "tensorboard",
+}
 """Extra -> the module that it brings."""
 
 _MOST_FILES = 2000
@@ -57,7 +67,9 @@ _NEEDS: dict[type[Callback], tuple[str, ...]] = {
     CallbackExportSamples: ("images",),
     CallbackLearningRateFinder: ("plot",),
     CallbackLearningRateRecorder: ("plot",),
+    CallbackTensorboardEmbedding: ("tensorboard",),
     CallbackTensorboardRecordHistory: ("tensorboard",),
+    CallbackTensorboardRecordModel: ("tensorboard", "onnx"),
     CallbackWorstSamplesByEpoch: ("images", "plot"),
 }
 """The extras without which a callback can not do its work."""
@@ -132,6 +144,7 @@ def default_per_epoch_callbacks(
 
 
 def default_post_training_callbacks(
+    embedding_name: str = "embedding",
     dataset_name: str | None = None,
     split_name: str | None = None,
     discard_train_error_export: bool = False,
@@ -140,12 +153,13 @@ def default_post_training_callbacks(
 ) -> list[Any]:
     """Make the callbacks that run after training.
 
-    The model as `last.model`, plots of the history, the best value of each metric, reports of classifications,
-    samples that were classified wrongly, and for three samples what made the model say what it said. One whose extra is
-    not installed is left out, and a warning names it once.
+    The model as `last.model` and in ONNX, with its graph and an embedding for TensorBoard; plots of the history, the
+    best value of each metric, reports of classifications, samples that were classified wrongly, and for three samples
+    what made the model say what it said. One whose extra is not installed is left out, and a warning names it once.
 
     Args:
-        dataset_name: the dataset of the samples that are explained. None: the first.
+        embedding_name: the head whose output is shown as an embedding, if the model has it.
+        dataset_name: the dataset of the samples that are embedded and explained. None: the first.
         split_name: their split. None: the first that is not trained on.
         discard_train_error_export: whether wrong classifications of the split that is trained on are left out.
         export_errors: whether samples that are classified wrongly are exported.
@@ -159,6 +173,8 @@ def default_post_training_callbacks(
         CallbackExportHistory(),
         CallbackExportBestHistory(),
         CallbackExportClassificationReport(),
+        CallbackTensorboardRecordModel(dataset_name, split_name),
+        CallbackTensorboardEmbedding(embedding_name, dataset_name, split_name, maybe_optional=True),
     ]
     if export_errors:
         callbacks.append(CallbackExportClassificationErrors(discard_train=discard_train_error_export))

@@ -178,6 +178,7 @@ class CallbackTensorboardEmbedding(Callback):
         maximum_samples: as many are recorded, the first ones of the split; at least 1.
         keep_features_fn: (feature name, value of a batch) -> whether it becomes a column. Only features with a value a
             sample are asked for. Classes whose names are known have their names.
+        maybe_optional: a model without that head is passed over instead of being an error.
 
     Raises:
         ValueError: `maximum_samples` is less than 1.
@@ -191,6 +192,8 @@ class CallbackTensorboardEmbedding(Callback):
         image_name: str | None = None,
         maximum_samples: int = 2000,
         keep_features_fn: Callable[[str, Any], bool] = keep_small_features,
+        *,
+        maybe_optional: bool = False,
     ) -> None:
         if maximum_samples < 1:
             raise ValueError(f"maximum_samples must be at least 1, got {maximum_samples}")
@@ -200,6 +203,7 @@ class CallbackTensorboardEmbedding(Callback):
         self.image_name = image_name
         self.maximum_samples = maximum_samples
         self.keep_features_fn = keep_features_fn
+        self.maybe_optional = maybe_optional
 
     def __call__(
         self,
@@ -242,7 +246,7 @@ class CallbackTensorboardEmbedding(Callback):
         with beside(datasets[dataset_name][split_name]) as split:
             one_split(run, split, collected.look)
         if not collected.vectors:
-            return  # there were no samples, which the loop has warned of
+            return  # no such head; or no samples, which the loop has warned of
         name = f"embedding-{safe_filename(self.embedding_name)}"
         write_embedding(
             Path(workflow["current_logging_directory"]) / FOLDER / name,
@@ -270,6 +274,9 @@ class _Collected:
         """Record the samples of a batch."""
         heads = heads_of(run)
         if self.wanted.embedding_name not in heads:
+            if self.wanted.maybe_optional:
+                run.split_stopped = True
+                return
             raise ValueError(f"the model has no output {self.wanted.embedding_name!r}, it has {sorted(heads)}")
         output = heads[self.wanted.embedding_name].output
         assert output is not None, "the head is new"
