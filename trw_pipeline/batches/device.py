@@ -43,12 +43,15 @@ def placed(batch: Mapping[str, Any], device: Device, *, pin_memory: bool, non_bl
     wait = not non_blocking or target.type == "cpu"
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device == target and not pin:
-            return tensor  # as `to` does, in a third of the time
         tensor = tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor
         return tensor.to(target, non_blocking=not wait)
 
-    return {name: with_tensors(value, place) for name, value in batch.items()}
+    moved = dict(batch)
+    for name, value in moved.items():
+        # `to` would give back what is there already, but takes its time to find out.
+        if pin or not isinstance(value, torch.Tensor) or value.device != target:
+            moved[name] = with_tensors(value, place)
+    return moved
 
 
 def with_tensors(value: Any, place: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -60,8 +60,8 @@ def len_batch(batch: Any, *, shared_features: Collection[str] = ()) -> int:
     Raises:
         TypeError: `batch` is neither a mapping nor something that holds samples.
     """
-    if isinstance(batch, Mapping):
-        shared = feature_names(shared_features)
+    if isinstance(batch, (dict, Mapping)):  # nearly always a dict, which is found out sooner
+        shared = shared_features and feature_names(shared_features)
         for name, value in batch.items():
             if name not in shared and holds_samples(value):
                 return _length(value)
@@ -105,7 +105,7 @@ def _length(value: Any) -> int:
 
 def require_mapping(value: Any, what: str) -> None:
     """Raises TypeError unless `value` is a mapping; `what` names it in the message."""
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):
         raise TypeError(f"{what} must be a mapping from feature name to value, got {type(value).__name__}")
 
 

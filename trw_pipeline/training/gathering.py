@@ -83,7 +83,7 @@ class _Mean(Gatherer):
             self._weight_on_device = _added(self._weight_on_device, weight)
             return
         self._weight += nb_samples
-        value = number_on_host(value)
+        value = value if isinstance(value, float) else number_on_host(value)
         if not isinstance(value, torch.Tensor):
             self._on_host += value * nb_samples
         else:

@@ -95,6 +95,7 @@ class SplitMeter:
                 gatherers = self._terms[output] = {}
             head: Output | None = term.get(Output.output_ref_tag)
             fleeting = () if head is None else head.fleeting
+            loss_weight = term.get("nb_judged", nb_samples)
             for name, value in term.items():
                 if name in fleeting:
                     continue
@@ -103,8 +104,7 @@ class SplitMeter:
                     gatherer = gatherers[name] = gatherer_for(value, f"{output!r}/{name!r}")
                     if name in self._pending.get(output, ()):
                         gatherer.load(self._pending[output].pop(name), value)
-                weight = term.get("nb_judged", nb_samples) if name == "loss" else nb_samples
-                gatherer.add(number if value is loss else value, weight)
+                gatherer.add(number if value is loss else value, loss_weight if name == "loss" else nb_samples)
 
     def read(self) -> tuple[SplitOutputs, SplitHistory]:
         """Read the split.

@@ -88,11 +88,6 @@ class Optimization:
         self._parameters = list(model.parameters())
         self.begin_group()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the group is full."""
-        return self.nb_waiting >= self.accumulate
-
     def take(self, nb_samples: float | torch.Tensor, nb_nominal: float) -> None:
         """Takes a batch into the group: the losses that follow are of so many samples.
 

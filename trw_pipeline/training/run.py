@@ -225,7 +225,8 @@ class Run:
     @property
     def is_step_due(self) -> bool:
         """Whether the group of batches is full, or no more batches will come."""
-        return self.optimization.is_due or self.batch_index + 1 == self.num_batches
+        optimization = self.optimization
+        return optimization.nb_waiting >= optimization.accumulate or self.batch_index + 1 == self.num_batches
 
     def judged(self, model: nn.Module) -> nn.Module:
         """Give what is evaluated in place of the model that is trained: the average of its weights, if there is one."""
