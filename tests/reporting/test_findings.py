@@ -62,18 +62,6 @@ def test_waiting_is_judged_and_what_limits_is_named():
     assert one.text == "The device waited for data 50 % of the time of training. 'load' limits."
 
 
-def test_a_wait_is_not_explained_by_a_consumer_that_is_busy_for_the_greatest_part():
-    consumer = {"busy_s": 4.0, "wait_s": 6.0, "blocked_s": 3.0}
-    stages = Stages(limit="The consumer limits.", description="", figures={"consumer": consumer})
-    (one,) = findings_of(record([entry(2.0), entry(1.0)], stages={"d/train": stages}), Wait(0.6, "loop"))
-    assert one.text.endswith(
-        "time of training. Of that, 50 % was for workers, the rest for the main process; see Stages."
-    )
-    consumer["blocked_s"] = 5.0
-    (one,) = findings_of(record([entry(2.0), entry(1.0)], stages={"d/train": stages}), Wait(0.6, "loop"))
-    assert one.text.endswith("The consumer limits."), "what limits is told as the chain tells it"
-
-
 def test_failed_samples_and_lost_workers_are_told():
     stages = {"d/train": Stages(limit="", description="", figures={"1:load": {"jobs_failed": 2.0, "jobs_lost": 1.0}})}
     assert found([entry(2.0), entry(1.0)], stages=stages) == [("bad", "Samples"), ("fair", "Workers")]

@@ -162,6 +162,19 @@ def test_the_greatest_part_of_the_time_decides(away_s, blocked_s, main_s, who):
     assert limit_of({**figures, CONSUMER: consumer(away_s, blocked_s, main_s)}).startswith(f"{who} limits")
 
 
+@pytest.mark.parametrize(
+    ("blocked_s", "main_s", "said"),
+    [
+        (0.2, 0.2, "A faster chain would change nothing"),
+        (0.0, 4.0, "40 % of the time it waits, mostly for the main process, in which '0:source' works most"),
+        (3.0, 1.0, "40 % of the time it waits, mostly for workers"),
+    ],
+)
+def test_a_consumer_that_limits_may_wait_all_the_same(blocked_s, main_s, said):
+    figures = {"0:source": stage(main_s=main_s), "1:load": stage(workers=2, load=0.9)}
+    assert said in limit_of({**figures, CONSUMER: consumer(10.0 - blocked_s - main_s, blocked_s, main_s)})
+
+
 def test_a_job_no_slower_than_others_is_not_called_frozen():
     figures = {"1:load": stage(workers=2, load=0.9, oldest_job_s=30.0, job_s_p50=20.0)}
     assert limit_of({**figures, CONSUMER: consumer(0.0, 9.0, 0.0)}).startswith("'1:load' limits: its workers")

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from trw_pipeline.reporting.metric_direction import best_index
 from trw_pipeline.reporting.number_text import number_text, percent_text
-from trw_pipeline.reporting.run_record import MetricPath, RunRecord, Stages
-from trw_pipeline.sequences.limits import CONSUMER
+from trw_pipeline.reporting.run_record import MetricPath, RunRecord
 from trw_pipeline.training.history import INFO, OVERALL_LOSS
 
 Level: TypeAlias = Literal["good", "fair", "bad"]
@@ -154,18 +153,9 @@ def _of_wait(record: RunRecord, wait: Wait | None) -> Iterator[Finding]:
     if wait is None or wait_level(wait.share) == "good":
         return
     of_training = [stages for name, stages in record.stages.items() if name.endswith(f"/{record.train_split}")]
-    limit = f" {_limit(of_training[0])}" if of_training else ""
+    limit = f" {of_training[0].limit}" if of_training else ""
     text = f"The {wait.who} waited for data {percent_text(wait.share)} of the time of training.{limit}"
     yield Finding(wait_level(wait.share), "Data", text)
-
-
-def _limit(stages: Stages) -> str:
-    """What limits, but where the consumer does, which is no reason to wait: what the wait was for."""
-    consumer = stages.figures.get(CONSUMER, {})
-    busy_s, wait_s, blocked_s = (consumer.get(name, 0.0) for name in ("busy_s", "wait_s", "blocked_s"))
-    if busy_s <= max(blocked_s, wait_s - blocked_s) or not wait_s:
-        return stages.limit
-    return f"Of that, {percent_text(blocked_s / wait_s)} was for workers, the rest for the main process; see Stages."
 
 
 def _of_stages(record: RunRecord) -> Iterator[Finding]:

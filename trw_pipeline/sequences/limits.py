@@ -24,6 +24,9 @@ FROZEN_S, FROZEN_TIMES = 1.0, 10.0
 UNEVEN = 5.0
 """Jobs of which one in twenty takes so many times as long as half of them hold up those behind."""
 
+READY = 0.05
+"""A consumer that waits for less than this share of the time has its items ready when it asks."""
+
 SERVED_AGAIN = 1.5
 """A reservoir of which each result is served so often replaces fresh ones."""
 
@@ -53,9 +56,7 @@ def limit_of(statistics: Stages) -> str:
     if blocked_s >= max(away_s, consumer["wait_s"] - blocked_s):
         return _of_workers(stages)
     if away_s >= consumer["wait_s"] - blocked_s:
-        return _of_reservoir(stages) or (
-            "The consumer limits: items are ready when it asks for one. A faster chain would change nothing."
-        )
+        return _of_reservoir(stages) or _of_consumer(consumer, main)
     return _of_main(main, stages[main]) if main_s else "Nothing limits that could be named."
 
 
@@ -96,6 +97,18 @@ def _of_busy_workers(name: str, figures: Figures) -> str:
     return (
         f"{start} There are as many as cores: make the function cheaper, or serve its results again "
         "(async_reservoir). If it waits for files or a network, more workers help all the same."
+    )
+
+
+def _of_consumer(consumer: Figures, main: str) -> str:
+    wait_s, blocked_s = consumer["wait_s"], consumer["blocked_s"]
+    share = wait_s / (consumer["busy_s"] + wait_s)
+    if share < READY:
+        return "The consumer limits: items are ready when it asks for one. A faster chain would change nothing."
+    what = "workers" if blocked_s > wait_s - blocked_s else f"the main process, in which {main!r} works most"
+    return (
+        f"The consumer limits, but {100 * share:.0f} % of the time it waits, mostly for {what}. Items that are made "
+        "ahead (prefetch, or map with nb_workers) would be ready when it asks."
     )
 
 
