@@ -117,7 +117,6 @@ def measure(callbacks: Callable[[], Sequence[Callback]], nb_epochs: int) -> Figu
 def epoch(quick: bool) -> Comparison:
     """Compares what an epoch takes."""
     torch.set_num_threads(1)  # as the example does: the workers need the other core
-    logging.getLogger("trw_pipeline").setLevel(logging.WARNING)
     nb_epochs = 3 if quick else 5
     kinds = [type(callback) for callback in default_per_epoch_callbacks(quiet)]
     contenders: dict[str, Callable[[], Sequence[Callback]]] = {
@@ -138,4 +137,5 @@ def epoch(quick: bool) -> Comparison:
 
 
 if __name__ == "__main__":
+    logging.getLogger("trw_pipeline").setLevel(logging.WARNING)
     run("benchmarks.bench_callbacks", {"epoch": epoch})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -107,6 +108,8 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     What a fixture of a whole module made before the test is not of it.
     """
     files, threads, children = our_files(), our_threads(), our_children()
+    logger = logging.getLogger("trw_pipeline")
+    level = logger.level
     yield
     # What was killed needs a moment to be gone from the tables of the system; what runs on is still there then.
     _, left = psutil.wait_procs([child for child in our_children() if child not in children], timeout=2)
@@ -119,6 +122,9 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.02)
     for process in left:
         process.kill()
+    left_level = logger.level
+    logger.setLevel(level)
+    assert left_level == level, "a test that leaves another level hides from all others what is logged"
     assert not left, f"processes left by {request.node.name}"
     assert not left_threads
     assert not left_files
