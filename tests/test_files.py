@@ -87,6 +87,20 @@ def test_safe_filename_is_a_name_in_one_folder(text):
     assert safe_filename(name) == name
 
 
+@given(st.text(alphabet="aé病", min_size=111), st.text(alphabet="aé病/", min_size=1, max_size=2))
+def test_a_long_name_is_shortened_to_another_one_than_that_of_another_text(text, more):
+    name = safe_filename(text)
+    assert len(name.encode()) <= 110
+    assert safe_filename(name) == name
+    assert name != safe_filename(text + more)
+
+
+def test_of_a_long_name_the_beginning_stays(tmp_path):
+    name = safe_filename("patient 7/" + "scan" * 100)
+    assert name.startswith("patient 7scanscan")
+    write_bytes(tmp_path / f"{name}_{safe_filename('é' * 300)}_12.png", b"")
+
+
 def test_run_folders_are_numbered_and_the_first_free_number_is_taken(tmp_path):
     (tmp_path / "x_r1").mkdir()
     assert [create_numbered_folder(tmp_path, "x") for _ in range(3)] == [

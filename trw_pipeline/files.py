@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -10,6 +11,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+_LONGEST_NAME = 110
+"""Bytes of a safe name: file systems allow 255 for two of them, a number, a suffix, and what `open_atomic` adds."""
 
 
 @contextmanager
@@ -73,7 +77,8 @@ def append_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def safe_filename(string: str) -> str:
     """Make a file name out of any text by leaving out its special characters.
 
-    Letters and digits of any script, space, `.`, `_` and `-` stay. Different texts may give the same name.
+    Letters and digits of any script, space, `.`, `_` and `-` stay. Different texts may give the same name. Of a name of
+    more than 110 bytes in UTF-8, as paths that serve as uids have, the beginning stays, and a hash of the whole text.
 
     Args:
         string: any text.
@@ -85,6 +90,15 @@ def safe_filename(string: str) -> str:
         >>> safe_filename("mnist/train: error?")
         'mnisttrain error'
     """
+    name = without_special_characters(string)
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    ending = "-" + hashlib.sha256(string.encode(errors="surrogatepass")).hexdigest()[:8]
+    return name.encode()[: _LONGEST_NAME - len(ending)].decode(errors="ignore") + ending
+
+
+def without_special_characters(string: str) -> str:
+    """Do as `safe_filename` does, but leave a long name long."""
     kept = "".join(character for character in string if character.isalnum() or character in " ._-")
     return kept.strip(" .") or "_"
 

@@ -75,3 +75,13 @@ def test_a_value_is_one_line(value, text, tmp_path):
 def test_names_of_files_are_safe_and_distinct():
     assert file_name("a/b", "two words", "../c") == "ab_two_words_c"
     assert distinct_file_names(["a/b", "ab", 3, "a b"]) == ["ab", "ab-1", "3", "a_b"]
+
+
+def test_names_that_are_too_long_for_a_file_system_are_shortened_and_stay_different(tmp_path):
+    images = {"f" * 300 + end: np.ones((5, 5), np.float32) for end in "ab"}
+    written = [export_sample(tmp_path, "train_s" + "u" * 300 + end, images) for end in "ab"]
+    names = [name for files in written for name in files]
+    assert len(set(names)) == len(names) == 6
+    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    for text, *pictures in written:  # as a report finds the text of a picture
+        assert all(name.startswith(f"{text.removesuffix('.txt')}_") for name in pictures)

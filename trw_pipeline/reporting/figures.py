@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trw_pipeline.errors import MissingExtraError
-from trw_pipeline.files import safe_filename, write_bytes
+from trw_pipeline.files import without_special_characters, write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,7 +105,7 @@ def export_figure(
         figure = pyplot.gcf()
         assert figure is not None, "pyplot has one"
     folder = Path(path)
-    file = folder / f"{_shortened(safe_filename(name), folder, maximum_length)}{_SUFFIX}"
+    file = folder / f"{_shortened(without_special_characters(name), folder, maximum_length)}{_SUFFIX}"
     folder.mkdir(parents=True, exist_ok=True)
     write_figure(file, figure, dpi, tight)
     return file

@@ -40,7 +40,7 @@ def export_sample(
 
     Args:
         folder: made if it is absent.
-        name: of the files; see `file_name`.
+        name: of the files; see `file_name`, which shortens it if it is long.
         features: feature -> value of this one sample, without the batch axis, in the order of the text.
         class_names: of the features whose value is a class; it gets its name in the text.
 
@@ -51,6 +51,7 @@ def export_sample(
         MissingExtraError: there is a picture to write and Pillow is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    name = file_name(name)
     lines: list[str] = []
     files: list[str] = []
     for feature, value in features.items():
@@ -66,8 +67,11 @@ def export_sample(
 
 
 def file_name(*parts: object) -> str:
-    """Make the first part of the names of files: parts without special characters, spaces as `_`, joined by `_`."""
-    return "_".join(safe_filename(str(part)).replace(" ", "_") for part in parts)
+    """Make the first part of the names of files: parts without special characters, spaces as `_`, joined by `_`.
+
+    It is no longer than one of `safe_filename`.
+    """
+    return safe_filename("_".join(safe_filename(str(part)).replace(" ", "_") for part in parts))
 
 
 def distinct_file_names(texts: Iterable[object]) -> list[str]:
