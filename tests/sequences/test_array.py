@@ -308,6 +308,13 @@ def test_a_uid_that_is_named_twice_is_taken_once():
     assert numbers(sequence.subsample_uids([2, 0, 2], "x")) == [2, 0]
 
 
+def test_a_uid_may_be_several_numbers():
+    uids = np.array([[0, 1], [0, 2], [1, 1], [0, 1]])
+    sequence = SequenceArray({"uid": uids, "x": np.arange(4)}, sample_uid_name=None)
+    smaller = sequence.subsample_uids([(1, 1), (0, 1), (9, 9)], "uid", SamplerSequential())
+    assert [x for batch in smaller for x in batch["x"].tolist()] == [2, 0, 3]
+
+
 def test_a_batch_wide_value_is_no_uid():
     with pytest.raises(ValueError, match="no feature 'name', with one value for each sample"):
         SequenceArray({"x": [1], "name": "m"}).subsample_uids(["m"], "name")

@@ -410,4 +410,5 @@ def _plain(values: Any) -> list[Any]:
     """Returns values as hashable Python objects, whether they came as a list, an array or a tensor."""
     values = values[:] if is_stored(values) else values
     values = values.tolist() if hasattr(values, "tolist") else values
-    return [value.tolist() if hasattr(value, "tolist") else value for value in cast("list[Any]", values)]
+    plain = [value.tolist() if hasattr(value, "tolist") else value for value in cast("list[Any]", values)]
+    return [tuple(value) if isinstance(value, list) else value for value in plain]  # of rows of numbers
