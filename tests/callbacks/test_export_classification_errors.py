@@ -3,6 +3,8 @@ import torch
 from toy_samples import Endless, Says, batches, chain, fit, lines_of, names_in
 
 from trw_pipeline.callbacks.export_classification_errors import CallbackExportClassificationErrors
+from trw_pipeline.callbacks.export_samples import CallbackExportSamples
+from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.outputs.regression import OutputRegression
 
 
@@ -98,3 +100,21 @@ def test_a_split_that_a_callback_ends_is_not_read_beyond_what_was_evaluated(tmp_
         more_callbacks=callbacks,
     )
     assert seen.count("valid") == 20
+
+
+class SaysOfSome(Says):
+    """A head that judges some of the samples, as of the nodes of a graph."""
+
+    def forward(self, batch):
+        heads = super().forward(batch)
+        return {"some": OutputClassification(heads["y"].output[:1], "truth of one")}
+
+
+def test_a_head_that_judges_fewer_samples_than_there_are_tells_of_none(tmp_path):
+    split = [{**batch, "truth of one": 1 - batch["said"][:1].clamp(max=1)} for batch in batches(3)]
+    callbacks = [CallbackExportClassificationErrors(discard_train=False), CallbackExportSamples(4)]
+    folder, _, _ = fit(tmp_path, callbacks, {"d": {"train": split}}, model=SaysOfSome())
+    assert not (folder / "errors").exists()
+    lines = [lines_of(path) for path in (folder / "samples").rglob("*.txt")]
+    assert len(lines) == 4
+    assert not any("some loss" in of_sample for of_sample in lines)

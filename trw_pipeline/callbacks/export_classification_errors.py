@@ -30,7 +30,8 @@ class CallbackExportClassificationErrors(Callback):
 
     The split is read and judged again, because what the model said in the evaluation does not tell which input it was
     of. Reading stops at `max_samples` errors, at the number of samples that the last evaluation had, or at a batch that
-    no `OutputClassification` judges. A generator, or whatever else can be read only once, is left out with a warning.
+    no `OutputClassification` judges; one that judges fewer samples than the batch has does not tell which. A generator,
+    or whatever else can be read only once, is left out with a warning.
 
     Args:
         max_samples: the most of each split.
@@ -103,11 +104,12 @@ class _Search:
 
     def __call__(self, run: Run) -> None:
         """Look at one batch."""
-        wrong = {output: _is_wrong(head, run) for output, head in classifiers_of(run).items()}
+        nb_samples = len_batch(run.batch)
+        judged = {output: _is_wrong(head, run) for output, head in classifiers_of(run).items()}
+        wrong = {output: of_head for output, of_head in judged.items() if len(of_head) == nb_samples}
         if not wrong:
             run.split_stopped = True
             return
-        nb_samples = len_batch(run.batch)
         for index in range(nb_samples):
             names = [output for output, of_head in wrong.items() if of_head[index]]
             if names and self._export.nb_written < self._max_errors:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trw_pipeline.batches.length import len_batch
 from trw_pipeline.callbacks.second_look import losses_by_sample, places_of, sample_of, uids_of
 from trw_pipeline.outputs.classification import OutputClassification
 from trw_pipeline.outputs.output import LossTerm, Output
@@ -83,7 +84,7 @@ class SampleExport:
         class_names: dict[str, Mapping[int, str]] = {}
         for output, term in run.terms.items():
             losses = losses_by_sample(term)
-            if losses is not None:
+            if losses is not None and len(losses) == len_batch(run.batch):  # else nobody knows whose they are
                 said[f"{output} loss"] = float(losses[index])
             for name, values in {**_predicted(term), **term}.items():
                 if name in self._loss_terms_inclusion:
