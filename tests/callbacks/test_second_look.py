@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from toy_samples import Says, batches, chain, random_states
+from toy_samples import Says, batches, chain, fit, random_states
 
+from trw_pipeline.callbacks.explain_decision import CallbackExplainDecision
+from trw_pipeline.callbacks.learning_rate_finder import CallbackLearningRateFinder
 from trw_pipeline.callbacks.second_look import SecondLook, every_split, nb_samples_of, shown
+from trw_pipeline.callbacks.tensorboard import CallbackTensorboardEmbedding, CallbackTensorboardRecordModel
+from trw_pipeline.outputs.embedding import OutputEmbedding
 from trw_pipeline.sequences.adaptor_torch import SequenceAdaptorTorch
 from trw_pipeline.sequences.sequence import SequenceArray, SequenceIterable
 from trw_pipeline.training.class_names import class_names_of
@@ -139,3 +143,33 @@ def test_the_samples_of_a_split_are_those_of_its_newest_run():
 def test_a_chain_with_workers_is_read_by_workers_of_its_own():
     with chain().map(dict, nb_workers=1, backend="thread") as split, shown(split) as another:
         assert uids(another) == uids(split)
+
+
+class Embeds(Says):
+    def forward(self, batch):
+        heads = super().forward(batch)
+        return {**heads, "embedding": OutputEmbedding(heads["y"].output)}
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        CallbackExplainDecision,
+        CallbackLearningRateFinder,
+        lambda: CallbackTensorboardEmbedding("embedding"),
+        lambda: CallbackTensorboardRecordModel(onnx_folder=None),
+    ],
+)
+def test_a_split_that_can_be_read_only_once_is_left_to_the_training(create, tmp_path, caplog):
+    rows = ({name: value[0] for name, value in batch.items()} for batch in batches(1))
+    with SequenceIterable(rows).batch(2).collate() as once:
+        _, _, result = fit(
+            tmp_path,
+            [create()],
+            {"d": {"train": once}},
+            "callbacks_pre_training_fn",
+            model=Embeds(),
+            with_final_evaluation=False,
+        )
+    assert result["history"][0]["d"]["train"]["info"]["nb_samples"] == 6
+    assert "the split d/train can be read only once" in caplog.text

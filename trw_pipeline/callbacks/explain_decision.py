@@ -29,7 +29,7 @@ from trw_pipeline.outputs.segmentation import OutputSegmentation
 from trw_pipeline.reporting.explanation import export_explanation, with_channels
 from trw_pipeline.training.callback import Callback, create_hook_table, with_batch_callbacks
 from trw_pipeline.training.history import History
-from trw_pipeline.training.looking import beside, split_to_look_at
+from trw_pipeline.training.looking import beside, can_be_read_again, split_to_look_at
 from trw_pipeline.training.options import Options
 from trw_pipeline.training.run import Run
 from trw_pipeline.training.split import one_split
@@ -64,7 +64,7 @@ class CallbackExplainDecision(Callback):
     meanwhile. Explained are the features of real numbers on which the output depends: those with at least three axes,
     or if there are none, those with two. An algorithm that does not fit the model (Grad-CAM without a convolution,
     guided back-propagation without ReLUs), or whose library is not installed, is left out with a warning. Called each
-    epoch, it writes over the pictures of the epoch before.
+    epoch, it writes over the pictures of the epoch before. Of a split that can be read only once nothing is explained.
 
     Args:
         max_samples: how many samples are explained, at least 1.
@@ -182,6 +182,8 @@ class CallbackExplainDecision(Callback):
         """
         workflow = options["workflow_options"]
         dataset_name, split_name = self.first_time(datasets, options)
+        if not can_be_read_again(datasets[dataset_name][split_name], f"{dataset_name}/{split_name}"):
+            return
         folder = Path(workflow["current_logging_directory"]) / self.dirname
         folder.mkdir(exist_ok=True)
         infos = ((datasets_infos or {}).get(dataset_name) or {}).get(split_name) or {}

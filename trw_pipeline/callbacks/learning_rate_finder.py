@@ -23,7 +23,7 @@ from trw_pipeline.reporting.figures import new_figure, write_figure
 from trw_pipeline.reporting.learning_rate_plot import draw_learning_rates
 from trw_pipeline.training.callback import BatchCallback, Callback
 from trw_pipeline.training.history import History
-from trw_pipeline.training.looking import beside
+from trw_pipeline.training.looking import beside, can_be_read_again
 from trw_pipeline.training.loop import train_loop
 from trw_pipeline.training.optimizers import Optimizers, by_name, set_optimizer_learning_rate
 from trw_pipeline.training.options import Options
@@ -183,6 +183,8 @@ class CallbackLearningRateFinder(Callback):
             return
         workflow = options["workflow_options"]
         dataset, split, optimizer = self._chosen(datasets, optimizers, workflow["train_split"])
+        if not can_be_read_again(datasets[dataset][split], f"{dataset}/{split}"):
+            return
         figure = new_figure(7.0, 4.5)  # first of all: without matplotlib the search would be in vain
         with beside(datasets[dataset][split]) as batches:
             tried = self._losses(model, optimizer, batches, (dataset, split), losses[dataset], callbacks_per_batch)

@@ -29,7 +29,7 @@ from trw_pipeline.training.callback import Callback, create_hook_table, with_bat
 from trw_pipeline.training.class_names import class_names_of
 from trw_pipeline.training.exported_model import export_model
 from trw_pipeline.training.history import History
-from trw_pipeline.training.looking import beside, first_batch, split_to_look_at
+from trw_pipeline.training.looking import beside, can_be_read_again, first_batch, split_to_look_at
 from trw_pipeline.training.options import Options
 from trw_pipeline.training.run import Run
 from trw_pipeline.training.split import heads_of, one_split
@@ -165,7 +165,8 @@ class CallbackTensorboardEmbedding(Callback):
 
     The split is read again, up to `maximum_samples` and no further, and put through the model in evaluation mode; the
     training does not notice. Writes to `<run folder>/tensorboard/embedding-<embedding_name>`: see `write_embedding`. In
-    the list of each epoch the newest embedding takes the place of the one before.
+    the list of each epoch the newest embedding takes the place of the one before. A split that can be read only once is
+    passed over with a warning.
 
     Needs the extra `tensorboard`, and `images` for the pictures.
 
@@ -240,6 +241,8 @@ class CallbackTensorboardEmbedding(Callback):
         dataset_name, split_name = split_to_look_at(
             datasets, self.dataset_name, self.split_name, workflow["train_split"]
         )
+        if not can_be_read_again(datasets[dataset_name][split_name], f"{dataset_name}/{split_name}"):
+            return
         collected = _Collected(self, class_names_of(datasets_infos, dataset_name, split_name))
         hooks = with_batch_callbacks(create_hook_table(), callbacks_per_batch, None)
         run = Run(model, torch.device(workflow["device"]), hooks=hooks, dataset=dataset_name, split=split_name)
