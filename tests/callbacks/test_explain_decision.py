@@ -195,6 +195,24 @@ def test_an_error_of_the_model_is_not_taken_for_an_algorithm_that_does_not_fit(t
         explained(CallbackExplainDecision(), tmp_path, Fails(), {"valid": [batch_of(1)]})
 
 
+class OfAGraph(LooksAtACorner):
+    """Each sample is a node, and sees its neighbours."""
+
+    def forward(self, batch):
+        mixed = torch.einsum("ab,bcyx->acyx", batch["neighbours"].to_dense(), batch["image"])
+        return super().forward({**batch, "image": mixed})
+
+
+@pytest.mark.parametrize("neighbours", [torch.eye(4), torch.eye(4).to_sparse()], ids=["dense", "sparse"])
+def test_a_model_that_can_not_judge_a_part_of_a_batch_does_not_end_the_training(tmp_path, drawn, caplog, neighbours):
+    datasets = {"valid": [{**batch_of(4), "neighbours": neighbours}]}
+    with caplog.at_level(logging.WARNING, "trw_pipeline"):
+        explained(CallbackExplainDecision(3, algorithm=GRADIENT), tmp_path, OfAGraph(), datasets)
+    [record] = caplog.records
+    assert record.getMessage().startswith("nothing to explain: the first 3 samples of a batch can not be judged: ")
+    assert not drawn
+
+
 def test_a_model_without_inputs_of_real_numbers_is_passed_over_with_a_warning(tmp_path, drawn, caplog):
     class OfWords(nn.Module):
         def __init__(self):

@@ -214,9 +214,17 @@ class _Gallery:
     def add(self, run: Run) -> None:
         """Explains the samples of a batch that are still wanted, and ends the split after the last of them."""
         wanted = self.callback.max_samples - self.nb_samples
-        batch = _first_samples(run.batch, wanted)
         run.split_stopped = len_batch(run.batch) >= wanted
-        outputs = self.model(dict(batch))
+        try:
+            batch = _first_samples(run.batch, wanted)
+            outputs = self.model(dict(batch))
+        except Exception as error:
+            if len_batch(run.batch) <= wanted:
+                raise
+            # It has judged whole batches, such as the nodes of a graph, and may not be able to judge a part of one.
+            _logger.warning("nothing to explain: the first %d samples of a batch can not be judged: %s", wanted, error)
+            _logger.debug("nothing to explain", exc_info=True)
+            return
         try:
             name = self.callback.find_output_name(outputs, self.callback.output_name)
         except ValueError as error:
