@@ -64,6 +64,11 @@ def test_kinds_that_differ_are_told_and_so_are_bools_and_shapes():
     assert told["b"] == "bool (), 1 to 1, mean 1, std 0"
 
 
+def test_what_is_stored_sparsely_has_its_shape():
+    told = summary([{"x": torch.arange(3), "neighbours": torch.eye(3).to_sparse()}])
+    assert told["neighbours"] == "float32 (3, 3) of the whole batch, sparse"
+
+
 def test_without_statistics_one_sample_is_read_for_the_kinds_alone():
     read = []
 

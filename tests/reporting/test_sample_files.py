@@ -85,3 +85,8 @@ def test_names_that_are_too_long_for_a_file_system_are_shortened_and_stay_differ
     assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
     for text, *pictures in written:  # as a report finds the text of a picture
         assert all(name.startswith(f"{text.removesuffix('.txt')}_") for name in pictures)
+
+
+def test_what_is_stored_sparsely_is_described(tmp_path):
+    assert export_sample(tmp_path, "s0", {"neighbours": torch.eye(40).to_sparse()}) == ["s0.txt"]
+    assert lines_of(tmp_path / "s0.txt") == ["neighbours: float32 (40, 40), sparse"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from trw_pipeline.batches.device import to_value
@@ -127,7 +128,9 @@ class _SplitSummary:
         for name, value in run.batch.items():
             if name not in self._features:
                 self._features[name] = _FeatureSummary(self._with_numbers)
-            if holds_samples(value) and len(value) == nb_samples:
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                self._features[name].add_sparse(value)  # of which torch gives no part
+            elif holds_samples(value) and len(value) == nb_samples:
                 self._features[name].add(to_value(value[:nb_wanted]))
             else:
                 self._features[name].add_batch_wide(to_value(value))
@@ -169,6 +172,10 @@ class _FeatureSummary:
             self._note_kind(type(value).__name__ if array is None else f"{array.dtype} {array.shape}")
             if array is not None:
                 self._add_numbers(array)
+
+    def add_sparse(self, value: torch.Tensor) -> None:
+        """Note what is stored sparsely."""
+        self._note_kind(f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} of the whole batch, sparse")
 
     def add_batch_wide(self, value: Any) -> None:
         """Note what belongs to a whole batch."""

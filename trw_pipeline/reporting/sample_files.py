@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from trw_pipeline.batches.device import to_value
 from trw_pipeline.files import safe_filename, write_bytes, write_text
@@ -55,7 +56,7 @@ def export_sample(
     lines: list[str] = []
     files: list[str] = []
     for feature, value in features.items():
-        value = to_value(value)
+        value = value if _is_sparse(value) else to_value(value)
         if _is_large(value):
             written = _write_array(folder, f"{name}_{file_name(feature)}", value)
             files += written
@@ -91,6 +92,10 @@ def describe_array(array: np.ndarray) -> str:
     return f"{array.dtype} {array.shape}, {between}" + (f", {nb_other} not finite" if nb_other and finite.size else "")
 
 
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout != torch.strided
+
+
 def _is_large(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "buif" and value.size > _MOST_NUMBERS
 
@@ -109,6 +114,8 @@ def _write_array(folder: Path, name: str, array: np.ndarray) -> list[str]:
 
 
 def _as_text(value: Any, names: Mapping[int, str]) -> str:
+    if _is_sparse(value):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, sparse"
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, int) and not isinstance(value, bool) and value in names:
