@@ -83,6 +83,12 @@ def test_a_class_that_is_not_there_is_refused(target):
         class_weights(LOGITS, target)
 
 
+@pytest.mark.parametrize("target", ["square", ["circle", "square"], {0: 1}])
+def test_what_is_no_class_is_refused_by_name(target):
+    with pytest.raises(TypeError, match="target_class must be an int, or one for each sample, got"):
+        class_weights(LOGITS, target)
+
+
 #                      class 0             class 1             class 2           found
 SEGMENTED = torch.tensor(
     [

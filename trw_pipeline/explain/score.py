@@ -143,6 +143,7 @@ def class_weights(output: torch.Tensor, target_class: TargetClass = None) -> tor
 
     Raises:
         ValueError: a class is out of range, or there is not one for each sample.
+        TypeError: it is made of something else than numbers, such as names.
     """
     nb_samples, nb_classes = output.shape[:2]
     classes = ranked_classes(output)[:, 0] if target_class is None else _checked(target_class, nb_samples, nb_classes)
@@ -167,7 +168,10 @@ def _at_points(output: torch.Tensor) -> torch.Tensor:
 
 
 def _checked(target_class: Any, nb_samples: int, nb_classes: int) -> torch.Tensor:
-    classes = torch.as_tensor(target_class)
+    try:
+        classes = torch.as_tensor(target_class)
+    except (TypeError, ValueError, RuntimeError) as error:  # which one depends on what is in it
+        raise TypeError(f"target_class must be an int, or one for each sample, got {target_class!r}") from error
     if classes.is_floating_point() or classes.shape not in ((), (nb_samples,)):
         raise ValueError(f"target_class must be a class, or one for each of {nb_samples} samples, got {target_class!r}")
     if ((classes < 0) | (classes >= nb_classes)).any():
