@@ -24,8 +24,11 @@ def test_the_best_run_of_each_metric_is_marked_and_the_best_of_all_is_named():
     assert "d · valid · y · error lower 0.4 (1) ★ 0.3 (1)" in text
 
 
-def test_equal_runs_are_both_the_best():
-    assert shown(comparison_page({Path("/a/x"): record([0.5]), Path("/a/y"): record([0.5])})).count("★ 0.5") == 2
+def test_equal_runs_are_all_the_best():
+    errors = {"x": [0.5], "y": [0.6], "z": [0.7, 0.5]}
+    text = shown(comparison_page({Path("/a") / name: record(given) for name, given in errors.items()}))
+    assert text.count("★ 0.5") == 2
+    assert "x, z have the best d · valid · y · error : 0.5." in text.replace("error:", "error :")
 
 
 def test_a_metric_that_a_run_has_not_has_an_empty_cell():

@@ -60,17 +60,19 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def _verdict(named: Mapping[str, RunRecord]) -> Markup | None:
-    """Which run is the best by what says most, in a sentence."""
+    """Which run, or runs, is the best by what says most, in a sentence."""
     path = next((path for path in map(main_metric, named.values()) if path is not None), None)
     if path is None:
         return None
     bests = [best_of(record, path) for record in named.values()]
-    best = best_index(path[3], [None if found is None else found[1] for found in bests])
+    values = [None if found is None else found[1] for found in bests]
+    best = best_index(path[3], values)
     if best is None:
         return None
-    _, value = bests[best] or (0, 0.0)
-    name = element("strong", list(named)[best], class_="good")
-    return element("p", name, f" has the best {metric_title(path)}: {number_text(value)}.")
+    names = [name for name, value in zip(named, values, strict=True) if value == values[best]]
+    verb = "has" if len(names) == 1 else "have"
+    told = f" {verb} the best {metric_title(path)}: {number_text(values[best] or 0.0)}."
+    return element("p", element("strong", ", ".join(names), class_="good"), told)
 
 
 def _run_table(named: Mapping[str, RunRecord]) -> Markup:
