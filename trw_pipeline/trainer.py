@@ -152,7 +152,8 @@ class Trainer:
                 `workflow_options` has the number of the run (`trainer_run`) and its folder
                 (`current_logging_directory`).
             inputs_fn: gives dataset name -> split name -> iterable of batches; or a pair of that and what else is known
-                of the datasets.
+                of the datasets: `infos[dataset][split]["output_mappings"][feature]["mappinginv"]`, class -> name, are
+                the names of the classes of a target, which callbacks then show in place of numbers.
             model_fn: options -> the model: a module that maps a batch to a dict output name -> `Output`.
             optimizers_fn: (datasets, model) -> dicts of optimizers and of schedulers (or None) by dataset name, as the
                 `create_..._optimizers_fn` do. None, or None for the optimizers: nothing is trained, so there are no

@@ -25,10 +25,10 @@ from trw_pipeline.nets.mode import in_mode
 class IntegratedGradients:
     """The gradient of the score of a class, integrated along the straight line from a baseline to the input.
 
-    Times the difference of input and baseline, it sums up to the difference of the scores of both: Sundararajan et al.,
-    "Axiomatic Attribution for Deep Networks", https://arxiv.org/abs/1703.01365, equation 1 and proposition 1. The
-    integral is that of captum (Gauss-Legendre), with one forward pass of the batch for each step, so it takes no more
-    memory than that.
+    What is returned is already multiplied by the difference of input and baseline, point by point, and sums up to the
+    difference of the scores of both: Sundararajan et al., "Axiomatic Attribution for Deep Networks",
+    https://arxiv.org/abs/1703.01365, equation 1 and proposition 1. The integral is that of captum (Gauss-Legendre),
+    with one forward pass of the batch for each step, so it takes no more memory than that.
 
     The model is in evaluation mode meanwhile; its hooks, modes and gradients are afterwards as they were.
 
