@@ -150,8 +150,11 @@ class Net(nn.Module):
         self.several_heads = several_heads
         self.convolution = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
         self.inner = nn.Sequential(nn.Dropout(0.2), nn.Linear(4 * 8 * 8, 2))
+        self.nb_passes: torch.Tensor
+        self.register_buffer("nb_passes", torch.zeros(()))  # counted in evaluation mode too
 
     def forward(self, batch):
+        self.nb_passes += 1.0
         features = self.convolution(batch["image"])
         scores = self.inner(features.flatten(1))
         heads = {"y": OutputClassification(scores, "truth")}

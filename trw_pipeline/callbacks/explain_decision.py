@@ -21,6 +21,7 @@ from trw_pipeline.explain.algorithms import ExplainableAlgorithm, default_algori
 from trw_pipeline.explain.guided_backprop import GuidedBackprop
 from trw_pipeline.explain.inputs import DEFAULT_INPUT
 from trw_pipeline.explain.score import default_output_name, ranked_classes
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.nets.reflection import find_last_forward_convolution
 from trw_pipeline.nets.upsample import upsample
 from trw_pipeline.outputs.classification import OutputClassification
@@ -195,7 +196,7 @@ class CallbackExplainDecision(Callback):
             dataset=dataset_name,
             split=split_name,
         )
-        with beside(datasets[dataset_name][split_name]) as split:
+        with looked_at(model), beside(datasets[dataset_name][split_name]) as split:
             one_split(run, split, gallery.add)
 
 

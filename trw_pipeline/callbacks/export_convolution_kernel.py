@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trw_pipeline.batches.device import to_value
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.nets.reflection import find_first_forward_convolution
 from trw_pipeline.reporting.images import as_image_ui8, export_image
 from trw_pipeline.training.callback import Callback
@@ -157,7 +157,7 @@ class CallbackExportConvolutionKernel(Callback):
     def _convolution(self, model: nn.Module, datasets: Any, callbacks_per_batch: Any, train_split: str) -> Any:
         dataset, split = split_to_look_at(datasets, self.dataset_name, self.split_name, train_split)
         # Whatever the model, and the function of the user's, may do.
-        with seeded(0), in_mode(model, training=False), torch.no_grad():
+        with seeded(0), looked_at(model), torch.no_grad():
             batch = first_batch(model, datasets, dataset, split, callbacks_per_batch)
             found = None if batch is None else self.find_convolution_fn(model, batch)
         return None if found is None else found["matched_module"]

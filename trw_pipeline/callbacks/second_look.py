@@ -18,6 +18,7 @@ from torch import nn
 
 from trw_pipeline.batches.device import to_value
 from trw_pipeline.batches.length import holds_samples, len_batch
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.outputs.output import LossTerm
 from trw_pipeline.training.callback import BatchCallback, create_hook_table, with_batch_callbacks
 from trw_pipeline.training.history import INFO, History
@@ -63,7 +64,8 @@ class SecondLook:
             forward(run)
             look(run)
 
-        one_split(self._run(dataset_name, split_name), split, step)
+        with looked_at(self.model):
+            one_split(self._run(dataset_name, split_name), split, step)
 
     def read(self, split: Split, dataset_name: str, split_name: str, look: Callable[[Run], Any]) -> None:
         """Does so without the model: the run has the `batch` alone."""

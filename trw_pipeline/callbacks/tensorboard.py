@@ -21,6 +21,7 @@ from trw_pipeline.batches.length import holds_samples, len_batch
 from trw_pipeline.callbacks.row_log import RowLog
 from trw_pipeline.errors import MissingExtraError
 from trw_pipeline.files import safe_filename, write_bytes
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.reporting.images import sample_pictures
 from trw_pipeline.reporting.model_graph import write_model_graph
 from trw_pipeline.reporting.projector import thumbnail, write_embedding
@@ -246,7 +247,7 @@ class CallbackTensorboardEmbedding(Callback):
         collected = _Collected(self, class_names_of(datasets_infos, dataset_name, split_name))
         hooks = with_batch_callbacks(create_hook_table(), callbacks_per_batch, None)
         run = Run(model, torch.device(workflow["device"]), hooks=hooks, dataset=dataset_name, split=split_name)
-        with beside(datasets[dataset_name][split_name]) as split:
+        with looked_at(model), beside(datasets[dataset_name][split_name]) as split:
             one_split(run, split, collected.look)
         if not collected.vectors:
             return  # no such head; or no samples, which the loop has warned of

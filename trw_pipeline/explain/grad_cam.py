@@ -15,7 +15,7 @@ from trw_pipeline.explain.inputs import DEFAULT_INPUT, floating_inputs, gradient
 from trw_pipeline.explain.score import PostProcess, TargetClass, chosen_output, class_weights, post_process_output_id
 from trw_pipeline.explain.score import score as score_of
 from trw_pipeline.nets.hooks import CleanAddedHooks
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.nets.reflection import find_last_forward_convolution
 
 
@@ -67,7 +67,7 @@ class GradCam:
             ExplanationError: there is no such convolution, or the output does not depend on it.
             ValueError, TypeError: output or class are not there, or the model gives something else.
         """
-        with CleanAddedHooks(self.model), in_mode(self.model, training=False), torch.enable_grad():
+        with CleanAddedHooks(self.model), looked_at(self.model), torch.enable_grad():
             found = self.find_convolution(self.model, replaced(inputs, floating_inputs(inputs)))
             if found is None:
                 raise ExplanationError(f"Grad-CAM needs a convolution, {type(self.model).__name__} calls none")

@@ -23,7 +23,7 @@ from trw_pipeline.explain.score import (
     post_process_output_id,
     score,
 )
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 
 _RELUS = frozenset({F.relu, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_})
 
@@ -114,7 +114,7 @@ class GuidedBackprop:
         leaves = inputs_to_explain(inputs)
         # The gradients are made within the block too: a model may run parts of itself again for them.
         guided: Callable[[], Any] = _as_they_are if self.unguided_gradient else self.update_relus
-        with in_mode(self.model, training=False), torch.enable_grad(), guided():
+        with looked_at(self.model), torch.enable_grad(), guided():
             outputs = self.model(replaced(inputs, leaves))
             name, output = chosen_output(outputs, target_class_name, self.post_process_output)
             found = gradients(score(output, class_weights(output, target_class)), leaves)

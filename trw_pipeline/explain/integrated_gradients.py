@@ -19,7 +19,7 @@ from trw_pipeline.explain.score import (
     post_process_output_id,
     score,
 )
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 
 
 class IntegratedGradients:
@@ -82,7 +82,7 @@ class IntegratedGradients:
         """
         leaves = inputs_to_explain(inputs)
         baselines = self._baselines(inputs, leaves)
-        with in_mode(self.model, training=False):
+        with looked_at(self.model):
             with torch.no_grad():
                 outputs = self.model(replaced(inputs, leaves))
             name, output = chosen_output(outputs, target_class_name, self.post_process_output)

@@ -16,7 +16,7 @@ from trw_pipeline.batches.device import to_value
 from trw_pipeline.explain.inputs import inputs_to_explain, replaced
 from trw_pipeline.explain.score import TargetClass, chosen_output, class_weights, post_process_output_id, score
 from trw_pipeline.nets.filters import FilterGaussian
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.nets.upsample import upsample
 
 OptimizerFn: TypeAlias = Callable[[list[torch.Tensor], int], "tuple[torch.optim.Optimizer, Any]"]
@@ -151,7 +151,7 @@ class MeaningfulPerturbation:
                 something else.
         """
         leaves = inputs_to_explain(inputs)
-        with in_mode(self.model, training=False), torch.no_grad():
+        with looked_at(self.model), torch.no_grad():
             name, output = self._output(target_class_name, replaced(inputs, leaves))
             weights = class_weights(output, target_class)
             weights = weights / weights.flatten(1).sum(1).reshape(-1, *[1] * (weights.dim() - 1))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trw_pipeline.nets.hooks import CleanAddedHooks
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def activations_of(model: nn.Module, batch: Any) -> list[Activations]:
         # Summed up at once: to keep the outputs would keep the memory of the whole pass.
         seen.setdefault(module, []).extend(_sums(tensor) for tensor in _tensors_in(outputs))
 
-    with CleanAddedHooks(model), in_mode(model, training=False), torch.no_grad():
+    with CleanAddedHooks(model), looked_at(model), torch.no_grad():
         for layer in layers:
             if not isinstance(layer, torch.jit.ScriptModule):  # takes no such hooks
                 layer.register_forward_hook(note)

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trw_pipeline.batches.length import len_batch
 from trw_pipeline.nets.hooks import CleanAddedHooks
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.text_table import text_table
 
 _COLUMNS = ("layer", "type", "output", "parameters", "trainable", "FLOPs")
@@ -75,7 +75,7 @@ def summarise_layers(model: nn.Module, batch: Any) -> list[LayerSummary]:
         for name, module in model.named_modules()
     }
     watch = _Watch(FlopCounterMode(display=False), layers)
-    with CleanAddedHooks(model), in_mode(model, training=False), torch.no_grad(), watch.counter:
+    with CleanAddedHooks(model), looked_at(model), torch.no_grad(), watch.counter:
         for module in layers:
             if isinstance(module, torch.jit.ScriptModule):  # takes no such hooks
                 continue

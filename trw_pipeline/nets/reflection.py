@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trw_pipeline.nets.hooks import CleanAddedHooks
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 
 Types: TypeAlias = type[nn.Module] | tuple[type[nn.Module], ...]
 
@@ -136,7 +136,7 @@ def _run(model: nn.Module, inputs: Any, types: Types, calls: Any) -> tuple[Any, 
         # The model goes on with a copy: an activation in place would change what is kept here, and its gradient.
         return output.clone() if isinstance(output, torch.Tensor) else output
 
-    with CleanAddedHooks(model), in_mode(model, training=False):
+    with CleanAddedHooks(model), looked_at(model):
         for module in model.modules():
             if isinstance(module, types):
                 module.register_forward_hook(note)

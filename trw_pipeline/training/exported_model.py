@@ -15,7 +15,7 @@ from torch.hub import tqdm  # pyright: ignore[reportPrivateImportUsage]
 
 from trw_pipeline.batches.length import len_batch
 from trw_pipeline.errors import MissingExtraError
-from trw_pipeline.nets.mode import in_mode
+from trw_pipeline.nets.mode import looked_at
 from trw_pipeline.outputs.output import Output
 from trw_pipeline.training.randomness import random_states, set_random_states
 from trw_pipeline.typing import Batch
@@ -81,7 +81,7 @@ def export_model(model: nn.Module, batch: Batch) -> ExportedModel:
 
     states = random_states()
     try:
-        with in_mode(model, training=False), torch.no_grad(), _quiet():
+        with looked_at(model), torch.no_grad(), _quiet():
             inputs, outputs = _names_of_ends(model, batch)
             function = _OfTensors(model, batch, tuple(inputs), outputs)
             function.training = False
