@@ -29,6 +29,7 @@ from trw_pipeline.outputs.output import Output
 from trw_pipeline.outputs.segmentation import OutputSegmentation
 from trw_pipeline.reporting.explanation import export_explanation, with_channels
 from trw_pipeline.training.callback import Callback, create_hook_table, with_batch_callbacks
+from trw_pipeline.training.class_names import class_names_of
 from trw_pipeline.training.history import History
 from trw_pipeline.training.looking import beside, can_be_read_again, split_to_look_at
 from trw_pipeline.training.options import Options
@@ -187,8 +188,8 @@ class CallbackExplainDecision(Callback):
             return
         folder = Path(workflow["current_logging_directory"]) / self.dirname
         folder.mkdir(exist_ok=True)
-        infos = ((datasets_infos or {}).get(dataset_name) or {}).get(split_name) or {}
-        gallery = _Gallery(self, model, folder, f"{dataset_name}_{split_name}", infos.get("output_mappings") or {})
+        class_names = class_names_of(datasets_infos, dataset_name, split_name)
+        gallery = _Gallery(self, model, folder, f"{dataset_name}_{split_name}", class_names)
         run = Run(
             model,
             torch.device(workflow["device"]),
@@ -208,7 +209,7 @@ class _Gallery:
     model: nn.Module
     folder: Path
     prefix: str
-    mappings: Mapping[str, Any]
+    class_names: Mapping[str, Mapping[int, str]]
     nb_samples: int = 0
     left_out: set[ExplainableAlgorithm] = field(default_factory=set["ExplainableAlgorithm"])
 
@@ -234,7 +235,7 @@ class _Gallery:
             _logger.warning("nothing to explain: %s", error)
             run.split_stopped = True
             return
-        said = _Said(name, outputs[name], batch, self.mappings)
+        said = _Said(name, outputs[name], batch, self.class_names)
         explained = _inputs_to_explain(self.model, batch, name)
         if not explained:
             _logger.warning("nothing to explain: %r depends on no feature of real numbers of the batch", name)
@@ -292,7 +293,7 @@ class _Gallery:
 class _Said:
     """What the model said of a batch, and what is true."""
 
-    def __init__(self, name: str, head: Output, batch: Batch, mappings: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, head: Output, batch: Batch, class_names: Mapping[str, Mapping[int, str]]) -> None:
         raw = head.output.detach()
         raw = raw.unsqueeze(1) if raw.dim() == 1 else raw
         target_name = getattr(head, "target_name", "")
@@ -304,7 +305,7 @@ class _Said:
         self.has_classes = isinstance(head, (OutputClassification, OutputSegmentation))
         self.found: Any = to_value(cast("Any", head).output_postprocessing(head.output)) if self.has_classes else None
         self.truth: Any = to_value(batch.get(target_name))
-        self.names: Mapping[int, str] = (mappings.get(target_name) or {}).get("mappinginv") or {}
+        self.names = class_names.get(target_name, {})
         self.uids: Any = to_value(batch.get(head.sample_uid_name or ""))
 
     def class_name(self, index: int) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
+
+_logger = logging.getLogger(__name__)
 
 
 def class_names_of(datasets_infos: Any, dataset_name: str, split_name: str) -> dict[str, Mapping[int, str]]:
@@ -17,8 +20,18 @@ def class_names_of(datasets_infos: Any, dataset_name: str, split_name: str) -> d
         split_name: name of the split.
 
     Returns:
-        Feature -> class -> name, of the features that have names.
+        Feature -> class -> name, of the features that have names. Names in another form are warned of.
     """
     of_split: Any = ((datasets_infos or {}).get(dataset_name) or {}).get(split_name) or {}
     mappings: Any = of_split.get("output_mappings") or {}
-    return {feature: mapping["mappinginv"] for feature, mapping in mappings.items() if "mappinginv" in mapping}
+    names: dict[str, Mapping[int, str]] = {}
+    for feature, mapping in mappings.items():
+        if isinstance(mapping, Mapping) and "mappinginv" in mapping:
+            names[feature] = mapping["mappinginv"]
+        elif mapping is not None:
+            _logger.warning(
+                "the classes of %r have no names: output_mappings must have 'mappinginv', class -> name, got %r",
+                feature,
+                mapping,
+            )
+    return names
