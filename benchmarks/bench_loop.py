@@ -11,17 +11,17 @@ of such a pair, and the median is taken over rounds.
 which measures a hundred steps, and a `CallbackTrainLog`; `every step` has one that measures all. The two with a
 regression show what heads cost that keep losses for each sample, or also outputs, errors and the sums of R2.
 
-Medians (least to greatest) of five rounds, while other programs kept both cores busy (load 8):
+Medians (least to greatest) of five rounds, while a run of tests kept the other core busy:
 
                                  by hand µs             µs           over µs
     ---------------------  ----------------  -------------  ----------------
-    ours                   94.3 (92.8-96.6)  123 (119-132)  28.4 (25.6-35.6)
-    ours, monitor and log   95.9 (93.2-111)  127 (124-141)  32.1 (27.6-35.7)
-    ours, every step        92.3 (90.9-101)  169 (156-178)    77 (65.6-82.2)
-    ours, regression       95.5 (88.5-99.2)  154 (144-161)  58.1 (55.5-63.1)
-    ours, its metrics too     92.5 (88-104)  224 (213-227)     125 (121-132)
-    ignite                 91.5 (86.8-98.9)  116 (111-127)  25.4 (23.6-32.4)
-    lightning               93.5 (88.1-107)  324 (307-340)     232 (214-237)
+    ours                   87.8 (86.4-88.7)  111 (111-114)  22.8 (22.1-27.4)
+    ours, monitor and log  88.2 (86.7-90.2)  115 (115-117)  27.1 (26.1-30.1)
+    ours, every step       87.5 (86.9-88.4)  148 (146-150)  60.9 (57.8-61.7)
+    ours, regression       87.2 (86.8-90.8)  145 (143-145)  57.4 (53.9-58.1)
+    ours, its metrics too  87.8 (86.7-88.1)  206 (205-208)     118 (117-120)
+    ignite                 87.3 (86.7-89.2)  111 (110-112)  23.4 (22.1-24.1)
+    lightning              87.5 (87.3-87.9)  306 (304-326)     219 (216-238)
 
 Machine: 2 cores of an AMD EPYC (virtual), Linux 6.18, Python 3.11.7, torch 2.13.0+cpu. Goals: 15 for
 `ours`, 40 with monitor and log.
