@@ -89,6 +89,7 @@ DOCUMENTED = {
         "average_filters": True,
     },
     trw.CallbackExplainDecision.first_time: {"self": NEEDED, "datasets": NEEDED, "options": NEEDED},
+    trw.CallbackTensorboardEmbedding.first_time: {"self": NEEDED, "datasets": NEEDED, "options": NEEDED},
     trw.CallbackExplainDecision.find_output_name: {"outputs": NEEDED, "name": NEEDED},
     trw.default_algorithm_args: {},
     trw.default_information_removal_smoothing: {"image": NEEDED, "blurring_sigma": 5, "blurring_kernel_size": 23},

@@ -312,6 +312,7 @@ def test_the_page_of_a_training_that_goes_on_follows_it(browser, tmp_path, monke
     wait_for(browser, "Running")
     write_report(tmp_path, dataclasses.replace(running, state="completed", nb_epochs=12))
     wait_for(browser, "Completed")
+    assert not browser.find_elements("css selector", "meta[http-equiv=refresh]"), "it is read no more"
 
 
 def test_a_training_that_was_killed_is_told_by_its_silence(browser, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from trw_pipeline.training.looking import beside, can_be_read_again, first_batch
 from trw_pipeline.training.options import Options
 from trw_pipeline.training.run import Run
 from trw_pipeline.training.split import heads_of, one_split
-from trw_pipeline.typing import Batch
+from trw_pipeline.typing import Batch, Datasets
 
 _logger = logging.getLogger(__name__)
 
@@ -207,6 +207,22 @@ class CallbackTensorboardEmbedding(Callback):
         self.keep_features_fn = keep_features_fn
         self.maybe_optional = maybe_optional
 
+    def first_time(self, datasets: Datasets, options: Options) -> tuple[str, str]:
+        """Choose the split whose samples are recorded.
+
+        Args:
+            datasets: dataset name -> split name -> split.
+            options: name the split that is trained on.
+
+        Returns:
+            Name of the dataset, name of the split.
+
+        Raises:
+            ValueError: there is no such dataset or split.
+        """
+        train_split = options["workflow_options"]["train_split"]
+        return split_to_look_at(datasets, self.dataset_name, self.split_name, train_split)
+
     def __call__(
         self,
         options: Options,
@@ -239,9 +255,7 @@ class CallbackTensorboardEmbedding(Callback):
         """
         event_protocol()
         workflow = options["workflow_options"]
-        dataset_name, split_name = split_to_look_at(
-            datasets, self.dataset_name, self.split_name, workflow["train_split"]
-        )
+        dataset_name, split_name = self.first_time(datasets, options)
         if not can_be_read_again(datasets[dataset_name][split_name], f"{dataset_name}/{split_name}"):
             return
         collected = _Collected(self, class_names_of(datasets_infos, dataset_name, split_name))
